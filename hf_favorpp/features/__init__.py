@@ -1,0 +1,1 @@
+"""The mathematics of random features: pure functions of tensors, which know nothing of models."""
