@@ -1,0 +1,156 @@
+"""The public function: checks its arguments, then chooses the implementation."""
+
+import torch
+from torch import Tensor
+
+from hf_favorpp.attention.reference import reference_attention
+from hf_favorpp.config import KERNELS, require_preconditioning_fits
+from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.features.preconditioning import Statistics
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def favorpp_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Tensor | None,
+    *,
+    scaling: float | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    kernel: str = "favor++",
+    preconditioning: str = "none",
+    statistics: Statistics | None = None,
+    is_causal: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Attend in time and memory linear in length: softmax(scaling Q K^T) V estimated by random features.
+
+    Sums and statistics are taken in float32 (float64 for float64 input), also under autocast. Padded positions are
+    never read: they may hold anything, NaN included.
+
+    Args:
+        query: (B, H, Lq, d), float16, bfloat16, float32 or float64.
+        key: (B, H_kv, Lk, d), same dtype; H must be a multiple of H_kv (grouped-query attention).
+        value: (B, H_kv, Lk, D), same dtype.
+        omega: Projections, (H, M, d) or (M, d), any float dtype. None only with ``kernel="elu"``, which draws none.
+        scaling: Factor of the logits; None means d^-1/2.
+        key_mask: (B, Lk), bool, True = real token; None means all.
+        query_mask: (B, Lq), bool, True = real token; None means ``key_mask`` where Lq = Lk, else all. Padded
+            queries stay out of the statistics.
+        kernel: Feature map, see :class:`hf_favorpp.FavorppConfig`. ``"trig"`` has features of either sign, so its
+            denominator can come near 0; it is there for comparison.
+        preconditioning: ``"none"`` or ``"center"``.
+        statistics: Calibrated moments of scaled queries and keys, broadcastable to (B, H, ...); None takes those of
+            each sequence.
+        is_causal: Whether query i sees keys 0..i only; needs Lq = Lk, and ``statistics`` where the kernel or the
+            preconditioning uses them, because those of a sequence look ahead.
+        backend: ``"auto"`` or ``"reference"``, which are the same in this version.
+
+    Returns:
+        (B, H, Lq, D), dtype of ``query``. Zeros for a sequence without any real key.
+
+    Raises:
+        ConfigError: ``kernel``, ``preconditioning`` or ``backend`` is unknown, or they do not go together.
+        InputError: Shapes, dtypes or masks do not fit.
+
+    Source:
+        Likhosherstov et al. 2022, arXiv:2205.15317, Theorems 3.1 and 3.3; Choromanski et al. 2021, arXiv:2009.14794.
+    """
+    _check_options(kernel, preconditioning, backend)
+    _check_tensors(query, key, value)
+    omega = _checked_omega(omega, query, kernel)
+    _check_mask("key_mask", key_mask, key)
+    _check_mask("query_mask", query_mask, query)
+    if query_mask is None and query.shape[-2] == key.shape[-2]:
+        query_mask = key_mask
+    if scaling is None:
+        scaling = float(query.shape[-1] ** -0.5)
+    if not scaling > 0:
+        raise InputError(f"scaling must be positive, got {scaling!r}; negate the queries for a negative factor.")
+    if is_causal:
+        _check_causal(query, key, kernel, preconditioning, statistics)
+    return reference_attention(
+        query,
+        key,
+        value,
+        omega,
+        scaling=scaling,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        kernel=kernel,
+        preconditioning=preconditioning,
+        statistics=statistics,
+        is_causal=is_causal,
+    )
+
+
+def _check_options(kernel: str, preconditioning: str, backend: str) -> None:
+    if kernel not in KERNELS:
+        raise ConfigError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}.")
+    if preconditioning not in ("none", "center"):
+        raise ConfigError(f"preconditioning must be 'none' or 'center', got {preconditioning!r}.")
+    if backend not in ("auto", "reference"):
+        raise ConfigError(f"backend must be 'auto' or 'reference', got {backend!r}.")
+    require_preconditioning_fits(kernel, preconditioning)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    shapes = f"got query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise InputError(f"query, key and value must be (batch, heads, length, head_dim); {shapes}.")
+    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+        raise InputError(
+            f"query, key and value must share one floating dtype (float16, bfloat16, float32, float64), got "
+            f"{query.dtype}, {key.dtype}, {value.dtype}."
+        )
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        raise InputError(f"empty tensors cannot be attended to: every dimension must be at least 1; {shapes}.")
+    if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        raise InputError(
+            f"query and key must share batch and head_dim, key and value batch, heads and length; {shapes}."
+        )
+    if query.shape[1] % key.shape[1]:
+        raise InputError(f"the number of query heads must be a multiple of the number of key heads; {shapes}.")
+
+
+def _checked_omega(omega: Tensor | None, query: Tensor, kernel: str) -> Tensor:
+    heads, head_dim = query.shape[1], query.shape[-1]
+    if omega is None and kernel == "elu":
+        return query.new_zeros(1, head_dim)
+    if omega is None or omega.ndim not in (2, 3) or omega.shape[-1] != head_dim or omega.shape[-2] < 1:
+        got = None if omega is None else tuple(omega.shape)
+        raise InputError(f"omega must be (H, M, d) or (M, d) with d = {head_dim} and M >= 1, got {got}.")
+    if omega.ndim == 3 and omega.shape[0] != heads:
+        raise InputError(f"omega has projections for {omega.shape[0]} heads, the query has {heads}.")
+    return omega
+
+
+def _check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:
+    if mask is None:
+        return
+    expected = (tokens.shape[0], tokens.shape[-2])
+    if mask.dtype != torch.bool or tuple(mask.shape) != expected:
+        raise InputError(
+            f"{name} must be a bool tensor of shape (batch, length) = {expected}, True at real tokens, got "
+            f"{mask.dtype} {tuple(mask.shape)}. A mask or bias that depends on query and key has no linear form."
+        )
+
+
+def _check_causal(
+    query: Tensor, key: Tensor, kernel: str, preconditioning: str, statistics: Statistics | None
+) -> None:
+    if kernel == "trig":
+        raise ConfigError("is_causal=True needs a kernel with positive features, got kernel='trig'.")
+    if query.shape[-2] != key.shape[-2]:
+        raise InputError(
+            f"is_causal=True needs as many queries as keys, got {query.shape[-2]} queries and {key.shape[-2]} keys."
+        )
+    if statistics is None and (kernel == "favor++" or preconditioning != "none"):
+        raise InputError(
+            f"is_causal=True with kernel={kernel!r} and preconditioning={preconditioning!r} needs calibrated "
+            f"statistics: those of the sequence itself would look ahead. Pass statistics=Statistics(...), or use "
+            f"kernel='favor+' with preconditioning='none'."
+        )
