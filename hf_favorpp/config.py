@@ -107,7 +107,8 @@ class FavorppConfig:
         for name in ("projection", "preconditioning", "statistics", "backend"):
             _require_choice(name, getattr(self, name))
         require_preconditioning_fits(self.kernel, str(self.preconditioning))
-        if self.exact_window != 0 or tuple(self.exact_ends) != (0, 0):
+        _require_int("exact_window", self.exact_window, minimum=0)
+        if self.exact_window or self.exact_ends not in ((0, 0), [0, 0]):
             raise ConfigError(
                 f"exact neighbourhoods are not available in this version: exact_window must be 0 and exact_ends "
                 f"(0, 0), got {self.exact_window!r} and {self.exact_ends!r}."
