@@ -1,0 +1,260 @@
+"""How ``attn_implementation="favorpp"`` sits in Transformers: an attention function, a mask function, four hooks."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from packaging import version
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from hf_favorpp.convert import IMPLEMENTATION, KEY_PATTERN, converted_layers, ignore_features, prepare_for_loading
+from hf_favorpp.errors import CheckpointError, ConversionError, InputError, UnsupportedModelError
+from hf_favorpp.nn import FavorppFeatures
+
+
+def register() -> None:
+    """Make ``attn_implementation="favorpp"`` known to Transformers. Calling it twice changes nothing."""
+    if IMPLEMENTATION in AttentionInterface._global_mapping:
+        return
+    AttentionInterface.register(IMPLEMENTATION, attention_forward)
+    AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
+    _wrap("post_init", _post_init)
+    _wrap("_initialize_weights", _initialize_weights)
+    if hasattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys"):  # a better message, not worth a dependency
+        _wrap("_adjust_missing_and_unexpected_keys", _refuse_mismatched_keys)
+    _wrap("save_pretrained", _save_pretrained)
+    if version.parse(transformers.__version__) < version.parse("5.4"):
+        _wrap_config_from_dict()
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as the attention interface of Transformers asks; a layer without features uses SDPA.
+
+    Args:
+        module: The attention module; its submodule ``favorpp`` holds the features.
+        query: (B, H, Lq, d).
+        key: (B, H_kv, Lk, d).
+        value: (B, H_kv, Lk, d).
+        attention_mask: (B, Lk) bool from :func:`padding_mask`, a 4-D mask for layers that stay softmax, or None.
+        dropout: Rate for layers that stay softmax; not defined for features, see ``convert_to_favorpp``.
+        scaling: Factor of the logits; None means d^-1/2.
+        **kwargs: ``cu_seq_lens_q`` (and ``max_length_q``) describe packed sequences in a batch of one.
+
+    Returns:
+        (B, Lq, H, d) and None in place of attention weights, which are never formed.
+
+    Raises:
+        ConversionError: The model was never converted.
+        InputError: The mask depends on the query in a layer that was converted, or ``cu_seq_lens_q`` does not fit.
+    """
+    cu_seqlens, packed_shape = kwargs.pop("cu_seq_lens_q", None), (query.shape[0], query.shape[2])
+    if cu_seqlens is not None:
+        query, key, value = (_unpack(t, cu_seqlens, kwargs.get("max_length_q")) for t in (query, key, value))
+        attention_mask = _packing_mask(cu_seqlens, query.shape[-2])
+    features = getattr(module, "favorpp", None)
+    if features is None:
+        _require_conversion(module)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    else:
+        _refuse_logit_terms(module, kwargs)
+        # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        out = features(query, key, value, _key_mask(attention_mask), scaling).transpose(1, 2)
+    if cu_seqlens is not None:
+        out = out[_packing_mask(cu_seqlens, out.shape[1])].unsqueeze(0)
+        if out.shape[:2] != packed_shape:
+            raise InputError(
+                f"packed sequences must be one row that cu_seq_lens_q covers to its end, in parts no longer than "
+                f"max_length_q; got (batch, length) {packed_shape}, of which {out.shape[1]} tokens are covered."
+            )
+    return out, None
+
+
+def padding_mask(
+    *,
+    mask_function: Callable[..., Any] = bidirectional_mask_function,
+    attention_mask: Tensor | None = None,
+    kv_length: int,
+    kv_offset: int = 0,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Return the mask of real keys, (B, Lk) bool, so that no L x L mask is ever built.
+
+    Masks with a pattern of their own (causal, sliding windows) are built as for SDPA: they belong to layers that
+    stay softmax.
+
+    Args:
+        mask_function: The pattern.
+        attention_mask: (B, L) bool, True = real, or None.
+        kv_length: Lk.
+        kv_offset: First key position.
+        **kwargs: Passed on to ``sdpa_mask``.
+
+    Returns:
+        (B, Lk) bool, a 4-D bool mask for other patterns, or None where all keys are real.
+
+    Raises:
+        InputError: ``attention_mask`` is not 2-D.
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise InputError(
+            f"attention_mask must be (batch, length), got {tuple(attention_mask.shape)}: a mask that depends on "
+            f"query and key has no linear form. Use attn_implementation='sdpa' for it."
+        )
+    if mask_function is bidirectional_mask_function:
+        return None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    mask: Tensor | None = sdpa_mask(
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        kv_length=kv_length,
+        kv_offset=kv_offset,
+        **kwargs,
+    )
+    return mask
+
+
+def _softmax_mask(key_mask: Tensor, window: int | None) -> Tensor:
+    """Return what SDPA needs for a mask of real keys, with the window of a local layer, which counts one side."""
+    mask = key_mask[:, None, None, :]
+    if window is None:
+        return mask
+    position = torch.arange(key_mask.shape[-1], device=key_mask.device)
+    return mask & ((position[:, None] - position).abs() < window)
+
+
+def _require_conversion(module: nn.Module) -> None:
+    if getattr(getattr(module, "config", None), "favorpp", None) is None:
+        raise ConversionError(
+            f"attn_implementation={IMPLEMENTATION!r} was set, but {type(module).__name__} has no features: the model "
+            f"was never converted. Call convert_to_favorpp(model), which sets it, or set 'sdpa' again."
+        )
+
+
+def _key_mask(attention_mask: Tensor | None) -> Tensor | None:
+    if attention_mask is None or attention_mask.ndim == 2:
+        return attention_mask
+    if attention_mask.dtype == torch.bool and attention_mask.ndim == 4 and attention_mask.shape[1:3] == (1, 1):
+        return attention_mask[:, 0, 0]
+    raise InputError(
+        f"a converted layer takes a padding mask, (batch, length), or bool (batch, 1, 1, length); got "
+        f"{attention_mask.dtype} {tuple(attention_mask.shape)}. A bias or mask that depends on query and key has no "
+        f"linear form: use attn_implementation='sdpa' for it, or leave it softmax with FavorppConfig(layers=...)."
+    )
+
+
+def _refuse_logit_terms(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name in ("position_bias", "softcap", "sliding_window"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} asks for {name}, which changes every logit and has no linear form. "
+                f"Leave the layer softmax with FavorppConfig(layers=...)."
+            )
+    if kwargs.get("is_causal"):
+        raise UnsupportedModelError(f"{type(module).__name__} asks for causal attention; encoders are converted only.")
+
+
+def _unpack(x: Tensor, cu_seqlens: Tensor, max_length: int | None) -> Tensor:
+    """Split one packed row into padded sequences: (1, H, T, d) -> (N, H, max_length, d)."""
+    length = int(cu_seqlens.diff().max()) if max_length is None else max_length
+    index = cu_seqlens[:-1, None] + torch.arange(length, device=x.device)
+    return x[0][:, index.clamp(max=x.shape[2] - 1)].transpose(0, 1)
+
+
+def _packing_mask(cu_seqlens: Tensor, length: int) -> Tensor:
+    return torch.arange(length, device=cu_seqlens.device) < cu_seqlens.diff().unsqueeze(-1)
+
+
+def _wrap(name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(PreTrainedModel, name)
+
+    @functools.wraps(original)
+    def wrapped(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        return hook(functools.partial(original, self), self, *args, **kwargs)
+
+    setattr(PreTrainedModel, name, wrapped)
+
+
+def _wrap_config_from_dict() -> None:
+    """Make old Transformers honour the implementation that is written in ``config.json``, as newer ones do."""
+    original: Any = PreTrainedConfig.__dict__["from_dict"].__func__
+
+    @classmethod  # type: ignore[misc]
+    def from_dict(cls: Any, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        if kwargs.get("attn_implementation") is None and config_dict.get("attn_implementation") == IMPLEMENTATION:
+            kwargs["attn_implementation"] = IMPLEMENTATION
+        return original(cls, config_dict, **kwargs)
+
+    PreTrainedConfig.from_dict = from_dict  # type: ignore[method-assign, assignment]
+
+
+def _post_init(original: Callable[..., Any], model: PreTrainedModel) -> Any:
+    """Attach empty features before a checkpoint is loaded, or let the checkpoint's features be ignored."""
+    if model.config._attn_implementation == IMPLEMENTATION:
+        prepare_for_loading(model)
+    elif getattr(model.config, "favorpp", None) is not None:
+        ignore_features(model)
+    return original()
+
+
+def _initialize_weights(
+    original: Callable[..., Any], model: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any
+) -> Any:
+    """Draw the projections that no checkpoint brought; the original fills everything else."""
+    if not isinstance(module, FavorppFeatures):
+        return original(module, *args, **kwargs)
+    loaded = {name for name, buffer in module.named_buffers() if getattr(buffer, "_is_hf_initialized", False)}
+    if "omega" not in loaded:
+        module.redraw_(int(module.draw_index) if "draw_index" in loaded else 0)
+    elif "draw_index" not in loaded:
+        raise CheckpointError(
+            f"the checkpoint holds favorpp.omega of layer {module.layer} but not its favorpp.draw_index; save it "
+            f"again with save_pretrained, or delete both to draw anew from the seed."
+        )
+    return None
+
+
+def _refuse_mismatched_keys(
+    original: Callable[..., Any], model: PreTrainedModel, loading_info: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Name a tensor that contradicts the configuration; Transformers would name it in its log only."""
+    mismatched = {key for key in getattr(loading_info, "mismatched_keys", ()) if re.search(KEY_PATTERN, key[0])}
+    if mismatched:
+        loading_info.mismatched_keys -= mismatched  # Transformers raises an error of its own for what is left here
+        name, stored, expected = min(mismatched)
+        raise CheckpointError(
+            f"{name} has shape {tuple(stored)} in the checkpoint, but by its configuration (config.favorpp) it must "
+            f"be {tuple(expected)}. Restore the option that was changed, such as num_features. To choose new options, "
+            f"load with attn_implementation='sdpa' and call convert_to_favorpp(model, config)."
+        )
+    return original(loading_info, *args, **kwargs)
+
+
+def _save_pretrained(original: Callable[..., Any], model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    """Write the implementation into ``config.json``, from where Transformers itself would strip it."""
+    # Without it a plain reload would be softmax, silently. With it, loading without this package raises.
+    if model.config._attn_implementation != IMPLEMENTATION or not converted_layers(model):
+        return original(*args, **kwargs)
+    model.config.attn_implementation = IMPLEMENTATION
+    try:
+        return original(*args, **kwargs)
+    finally:
+        del model.config.attn_implementation

@@ -1,0 +1,1 @@
+"""Uptraining: redraws during training, and what the recipes share."""

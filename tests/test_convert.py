@@ -1,0 +1,456 @@
+"""Conversion in place: what is refused, what is said, and how a converted model attends, trains and compiles."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import fingerprint, hidden_states, tiny_model, token_batch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, DataCollatorWithFlattening
+
+from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
+from hf_favorpp.convert import converted_layers
+from hf_favorpp.errors import ConfigError, ConversionError, InputError, UnsupportedModelError
+
+SMALL = FavorppConfig(num_features=16)
+
+
+@pytest.fixture
+def model():
+    return convert_to_favorpp(tiny_model("bert"), SMALL)
+
+
+@pytest.fixture
+def single_process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+# --- what is refused, with its remedy ---------------------------------------------------------------------------
+
+
+def test_converting_twice_is_refused_and_leaves_the_first_conversion(model):
+    before = fingerprint(model)
+    with pytest.raises(ConversionError, match=r"converted already; call revert_to_softmax\(model\) first"):
+        convert_to_favorpp(model, FavorppConfig(num_features=8))
+    assert fingerprint(model) == before
+    convert_to_favorpp(revert_to_softmax(model), FavorppConfig(num_features=8))
+    assert converted_layers(model)[0].omega.shape == (4, 8, 8)
+
+
+def test_reverting_a_softmax_model_is_refused():
+    with pytest.raises(ConversionError, match="BertModel is not converted; there is nothing to revert"):
+        revert_to_softmax(tiny_model("bert"))
+
+
+def test_a_model_wrapped_for_distributed_training_is_refused(single_process_group):
+    wrapped = nn.parallel.DistributedDataParallel(tiny_model("bert"))
+    with pytest.raises(ConversionError, match=r"wraps the model; convert or revert model\.module before"):
+        convert_to_favorpp(wrapped)
+    with pytest.raises(ConversionError, match=r"wraps the model; convert or revert model\.module before"):
+        revert_to_softmax(wrapped)
+    convert_to_favorpp(wrapped.module)
+
+
+def test_a_model_wrapped_in_data_parallel_is_refused():
+    with pytest.raises(ConversionError, match=r"DataParallel wraps the model"):
+        convert_to_favorpp(nn.DataParallel(tiny_model("bert")))
+
+
+def test_a_compiled_model_is_refused():
+    plain = tiny_model("bert")
+    with pytest.raises(
+        ConversionError, match=r"is compiled; convert or revert the model first, then call torch\.comp"
+    ):
+        convert_to_favorpp(torch.compile(plain, backend="eager"))
+    plain.compile(backend="eager")
+    with pytest.raises(ConversionError, match=r"BertModel is compiled"):
+        convert_to_favorpp(plain)
+
+
+def test_a_peft_model_is_refused_with_what_to_do():
+    class PeftModel(nn.Module):
+        def get_base_model(self):
+            return None
+
+    with pytest.raises(ConversionError, match="got PeftModel; convert its base model before get_peft_model"):
+        convert_to_favorpp(PeftModel())
+
+
+def test_a_module_that_is_no_transformers_model_is_refused():
+    with pytest.raises(
+        ConversionError, match=r"must be a transformers\.PreTrainedModel, got Linear; pass the model that"
+    ):
+        convert_to_favorpp(nn.Linear(2, 2))
+
+
+def test_a_config_of_another_type_is_refused():
+    with pytest.raises(ConfigError, match="config must be a FavorppConfig, got dict"):
+        convert_to_favorpp(tiny_model("bert"), {"num_features": 16})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "message"),
+    [
+        ("bert", (0, 2), r"layers names layer 2, but BertModel has 2 attention layers \(0 to 1\)"),
+        ("albert", (1,), r"AlbertModel has 1 attention layers .* A module that several layers share counts once"),
+        ("modernbert", (0, 1), "layers names layer 1, which cannot be converted: it is local"),
+    ],
+)
+def test_layers_that_do_not_exist_or_cannot_be_converted_are_refused(model_type, layers, message):
+    plain = tiny_model(model_type)
+    before = fingerprint(plain)
+    with pytest.raises(ConfigError, match=message):
+        convert_to_favorpp(plain, FavorppConfig(layers=layers))
+    assert fingerprint(plain) == before
+
+
+def test_a_model_set_to_favorpp_without_conversion_raises_instead_of_being_softmax():
+    plain = tiny_model("bert")
+    plain.set_attn_implementation("favorpp")
+    with pytest.raises(ConversionError, match=r"was never converted. Call convert_to_favorpp\(model\)"):
+        hidden_states(plain, token_batch(5))
+
+
+# --- which layers are converted, and what is said ---------------------------------------------------------------
+
+
+def test_layers_that_are_not_chosen_compute_softmax_as_before(caplog):
+    plain, batch = tiny_model("bert"), token_batch(9, 5)
+    with torch.no_grad():
+        softmax = plain(**batch, output_hidden_states=True).hidden_states
+    convert_to_favorpp(plain, FavorppConfig(num_features=16, layers=(1,)))
+    with torch.no_grad():
+        converted = plain(**batch, output_hidden_states=True).hidden_states
+    real = batch["attention_mask"].bool()
+    assert torch.equal(converted[1][real], softmax[1][real])
+    assert not torch.allclose(converted[2][real], softmax[2][real])
+    assert [layer.layer for layer in converted_layers(plain)] == [1]
+    assert "converted 1 of 2 attention layers; the others stay softmax." in caplog.text
+
+
+def test_projections_differ_between_layers_and_heads_and_between_directions_and_norms(model):
+    first, second = (layer.omega for layer in converted_layers(model))
+    assert not torch.isclose(first, second).any()
+    assert not torch.isclose(first[0], first[1]).any()
+    assert not torch.isclose(first[0].norm(dim=-1), first[1].norm(dim=-1)).any()
+
+
+def test_the_projections_of_a_layer_do_not_depend_on_which_other_layers_are_converted(model):
+    alone = convert_to_favorpp(tiny_model("bert"), FavorppConfig(num_features=16, layers=(1,)))
+    assert torch.equal(converted_layers(alone)[0].omega, converted_layers(model)[1].omega)
+
+
+def test_attention_dropout_that_is_no_longer_applied_is_said_once(caplog):
+    convert_to_favorpp(tiny_model("bert", attention_probs_dropout_prob=0.1), SMALL)
+    messages = [message for message in caplog.messages if "not applied" in message]
+    assert len(messages) == 1
+    assert messages[0].startswith("attention_probs_dropout_prob=0.1 is not applied in converted layers")
+
+
+def test_without_attention_dropout_nothing_is_said(caplog):
+    convert_to_favorpp(tiny_model("bert"), SMALL)
+    assert not caplog.records
+
+
+def test_converted_layers_apply_no_attention_dropout():
+    dropout = {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
+    model, batch = convert_to_favorpp(tiny_model("bert", **dropout), SMALL), token_batch(9, 5)
+    evaluated = hidden_states(model, batch)
+    assert torch.equal(hidden_states(model.train(), batch), evaluated)
+
+
+def test_the_layers_that_stay_softmax_keep_their_attention_dropout():
+    dropout = {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
+    config = FavorppConfig(num_features=16, layers=(0,))
+    model, batch = convert_to_favorpp(tiny_model("bert", **dropout), config), token_batch(9, 5)
+    evaluated = hidden_states(model, batch)
+    assert not torch.allclose(hidden_states(model.train(), batch), evaluated)
+
+
+def test_the_size_of_the_elu_kernel_is_explained(caplog):
+    convert_to_favorpp(tiny_model("bert"), FavorppConfig(kernel="elu"))
+    assert "num_features does not apply" in caplog.text
+
+
+@pytest.mark.parametrize("kernel", ["favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig"])
+def test_every_kernel_runs_in_a_model_forward_and_backward(kernel):
+    model, batch = (
+        convert_to_favorpp(tiny_model("bert"), FavorppConfig(num_features=16, kernel=kernel)),
+        token_batch(9),
+    )
+    output = model(**batch).last_hidden_state
+    output.square().sum().backward()
+    assert output.isfinite().all()
+    assert model.encoder.layer[0].attention.self.value.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "favor+"},
+        {"preconditioning": "none"},
+        {"projection": "iid"},
+        {"seed": 1},
+        {"num_features": 17},
+    ],
+    ids=str,
+)
+def test_every_option_reaches_the_layers(model, options):
+    batch = token_batch(9, 5)
+    other = convert_to_favorpp(tiny_model("bert"), FavorppConfig(**{"num_features": 16, **options}))
+    assert not torch.allclose(hidden_states(other, batch), hidden_states(model, batch), atol=1e-4)
+
+
+def test_print_shows_what_was_done(model):
+    assert "kernel='favor++', preconditioning='center', num_heads=4, num_features=16, head_dim=8" in str(model)
+
+
+def test_a_task_model_and_its_base_model_are_converted_alike():
+    whole = convert_to_favorpp(tiny_model("bert", AutoModelForSequenceClassification), SMALL)
+    assert whole.bert.config._attn_implementation == "favorpp"
+    part = tiny_model("bert", AutoModelForSequenceClassification)
+    convert_to_favorpp(part.bert, SMALL)
+    batch = token_batch(9, 5)
+    assert torch.equal(part(**batch).logits, whole(**batch).logits)
+
+
+# --- masks --------------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_masked_and_not_attended_to(model):
+    batch = token_batch(9, length=12)
+    unmasked = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+    alone = hidden_states(model, token_batch(9))
+    torch.testing.assert_close(hidden_states(model, batch), alone, rtol=0, atol=1e-5)
+    assert not torch.allclose(hidden_states(model, unmasked)[:9], alone, atol=1e-2)
+
+
+def test_without_a_mask_every_token_is_real(model):
+    batch = token_batch(9)
+    with torch.no_grad():
+        unmasked = model(input_ids=batch["input_ids"]).last_hidden_state[0]
+    torch.testing.assert_close(unmasked, hidden_states(model, batch), rtol=0, atol=1e-6)
+
+
+def test_a_boolean_mask_that_does_not_depend_on_the_query_is_accepted(model):
+    batch = token_batch(9, 5)
+    with torch.no_grad():
+        expanded = model(batch["input_ids"], attention_mask=batch["attention_mask"][:, None, None].bool())
+    assert torch.equal(expanded.last_hidden_state[batch["attention_mask"].bool()], hidden_states(model, batch))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(torch.zeros(2, 1, 9, 9), id="additive L x L"),
+        pytest.param(torch.zeros(2, 1, 1, 9), id="additive per key"),
+        pytest.param(torch.ones(2, 1, 9, 9, dtype=torch.bool), id="boolean L x L"),
+        pytest.param(torch.ones(2, 4, 1, 9, dtype=torch.bool), id="per head"),
+    ],
+)
+def test_a_four_dimensional_mask_that_may_depend_on_the_query_is_refused(model, mask):
+    with pytest.raises(InputError, match=r"takes a padding mask, \(batch, length\).*attn_implementation='sdpa'"):
+        model(token_batch(9, 5)["input_ids"], attention_mask=mask)
+
+
+def test_a_three_dimensional_mask_is_refused(model):
+    with pytest.raises(InputError, match=r"attention_mask must be \(batch, length\), got \(2, 9, 9\)"):
+        model(token_batch(9, 5)["input_ids"], attention_mask=torch.ones(2, 9, 9))
+
+
+def test_no_mask_of_length_squared_is_built(model):
+    seen = []
+    converted_layers(model)[0].register_forward_pre_hook(lambda _, args: seen.append(args[3].shape))
+    hidden_states(model, token_batch(9, 5))
+    assert seen == [(2, 9)]
+
+
+@pytest.mark.parametrize("term", ["position_bias", "softcap", "sliding_window"])
+def test_terms_that_change_every_logit_are_refused(model, term):
+    with pytest.raises(UnsupportedModelError, match=f"BertSelfAttention asks for {term}, which changes every logit"):
+        model(**token_batch(5), **{term: 1.0})
+
+
+def test_a_call_that_asks_for_causal_attention_is_refused(model):
+    with pytest.raises(UnsupportedModelError, match="asks for causal attention"):
+        model(**token_batch(5), is_causal=True)
+
+
+# --- packed sequences ---------------------------------------------------------------------------------------------
+
+
+def packed(batch):
+    """Return the batch as one row without padding, as DataCollatorWithFlattening makes it."""
+    lengths = batch["attention_mask"].sum(-1)
+    boundaries = nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    return {
+        "input_ids": batch["input_ids"][batch["attention_mask"].bool()][None],
+        "position_ids": torch.cat([torch.arange(int(length)) for length in lengths])[None],
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": int(lengths.max()),
+        "max_length_k": int(lengths.max()),
+    }
+
+
+@pytest.mark.parametrize("layers", [None, (0,)], ids=["all layers", "one layer"])
+@pytest.mark.parametrize("model_type", ["bert", "eurobert", "modernbert"])
+def test_packed_sequences_equal_the_padded_batch(model_type, layers):
+    model = convert_to_favorpp(tiny_model(model_type), FavorppConfig(num_features=16, layers=layers))
+    batch = token_batch(24, 9, 17)
+    with torch.no_grad():
+        together = model(**packed(batch)).last_hidden_state[0]
+    torch.testing.assert_close(together, hidden_states(model, batch), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_packed_sequences_have_the_gradients_of_the_padded_batch(model_type):
+    model, batch = convert_to_favorpp(tiny_model(model_type), SMALL), token_batch(24, 9)
+    real = batch["attention_mask"].bool()
+    model(**batch).last_hidden_state[real].square().sum().backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    model(**packed(batch)).last_hidden_state.square().sum().backward()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_the_longest_length_of_packed_sequences_may_be_left_out(model):
+    batch = token_batch(9, 5)
+    inputs = {name: value for name, value in packed(batch).items() if "max_length" not in name}
+    with torch.no_grad():
+        together = model(**inputs).last_hidden_state[0]
+    torch.testing.assert_close(together, hidden_states(model, batch), rtol=0, atol=1e-6)
+
+
+def test_the_collator_of_transformers_packs_what_the_model_takes(model):
+    batch = token_batch(9, 5)
+    rows = [{"input_ids": ids[real.bool()].tolist()} for ids, real in zip(*batch.values(), strict=True)]
+    inputs = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows)
+    inputs.pop("labels")
+    with torch.no_grad():
+        together = model(**inputs).last_hidden_state[0]
+    torch.testing.assert_close(together, hidden_states(model, batch), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"cu_seq_lens_q": torch.tensor([0, 9])}, id="a part of the row"),
+        pytest.param({"max_length_q": 8}, id="a longest length that is too short"),
+    ],
+)
+def test_lengths_that_do_not_cover_the_packed_row_are_refused(model, change):
+    with pytest.raises(InputError, match=r"packed sequences must be one row .* got \(batch, length\) \(1, 14\)"):
+        model(**{**packed(token_batch(9, 5)), **change})
+
+
+def test_packed_sequences_in_more_than_one_row_are_refused(model):
+    inputs = packed(token_batch(9, 5))
+    inputs.update({name: inputs[name].expand(2, -1) for name in ("input_ids", "position_ids")})
+    with pytest.raises(InputError, match="packed sequences must be one row"):
+        model(**inputs)
+
+
+# --- evaluation, training, compilation ----------------------------------------------------------------------------
+
+
+def test_evaluation_is_deterministic(model):
+    batch = token_batch(9, 5)
+    assert torch.equal(hidden_states(model, batch), hidden_states(model, batch))
+
+
+def test_conversion_neither_reads_nor_changes_the_global_random_state():
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = convert_to_favorpp(tiny_model("bert"), SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second = convert_to_favorpp(tiny_model("bert"), SMALL)
+    assert torch.equal(converted_layers(first)[0].omega, converted_layers(second)[0].omega)
+
+
+def test_the_seed_chooses_the_projections(model):
+    other = convert_to_favorpp(tiny_model("bert"), FavorppConfig(num_features=16, seed=1))
+    assert not torch.isclose(converted_layers(model)[0].omega, converted_layers(other)[0].omega).any()
+
+
+def test_conversion_keeps_the_mode_of_the_model():
+    assert not any(layer.training for layer in converted_layers(convert_to_favorpp(tiny_model("bert"), SMALL)))
+    assert all(layer.training for layer in converted_layers(convert_to_favorpp(tiny_model("bert").train(), SMALL)))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant):
+    model, batch = convert_to_favorpp(tiny_model("bert", hidden_dropout_prob=0.0), SMALL).train(), token_batch(9, 5)
+    weight = model.encoder.layer[0].attention.self.query.weight
+    model(**batch).last_hidden_state.square().sum().backward()
+    expected = weight.grad.clone()
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    model.enable_input_require_grads()
+    model(**batch).last_hidden_state.square().sum().backward()
+    assert torch.equal(weight.grad, expected)
+
+
+def test_a_deep_copy_is_a_model_of_its_own(model):
+    batch, twin = token_batch(9, 5), copy.deepcopy(model)
+    before = hidden_states(model, batch)
+    assert torch.equal(hidden_states(twin, batch), before)
+    converted_layers(twin)[0].redraw_(1)
+    assert not torch.allclose(hidden_states(twin, batch), before)
+    assert torch.equal(hidden_states(model, batch), before)
+    revert_to_softmax(twin)
+    assert converted_layers(model)
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("masked", [True, False], ids=["mask", "no mask"])
+def test_it_compiles_without_a_graph_break_and_a_redraw_does_not_recompile(model, fresh_compiler, backend, masked):
+    batch = token_batch(9, 5)
+    inputs = batch if masked else {"input_ids": batch["input_ids"]}
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for draw_index in range(3):
+        for layer in converted_layers(model):
+            layer.redraw_(draw_index)
+        with torch.no_grad():
+            expected = model(**inputs).last_hidden_state
+            torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, rtol=0, atol=1e-5)
+    assert fresh_compiler["stats"]["unique_graphs"] == 1
+
+
+def test_a_compiled_model_trains(model, fresh_compiler):
+    batch, weight = token_batch(9, 5), model.encoder.layer[0].attention.self.query.weight
+    model(**batch).last_hidden_state.square().sum().backward()
+    expected = weight.grad.clone()
+    model.zero_grad()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(**batch).last_hidden_state.square().sum().backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_model_takes_any_length_in_one_graph(model, fresh_compiler):
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for length in (9, 20, 31):
+        batch = token_batch(length, 5)
+        torch.testing.assert_close(hidden_states(compiled, batch), hidden_states(model, batch), rtol=0, atol=1e-5)
+    assert fresh_compiler["stats"]["unique_graphs"] == 1
+
+
+def test_it_exports_for_any_batch_and_length(model, fresh_compiler):
+    sizes = {0: torch.export.Dim("batch", min=2, max=8), 1: torch.export.Dim("length", min=2, max=64)}
+    shapes = {"input_ids": sizes, "attention_mask": sizes}
+    program = torch.export.export(model, (), token_batch(9, 5), dynamic_shapes=shapes).module()
+    batch = token_batch(13, 5, 7)
+    torch.testing.assert_close(hidden_states(program, batch), hidden_states(model, batch), rtol=0, atol=1e-5)
