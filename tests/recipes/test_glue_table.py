@@ -1,0 +1,56 @@
+"""The table over many runs: main metrics, means over seeds and tasks, the share of softmax, and the figure."""
+
+import json
+
+import pytest
+from glue_table import main
+
+
+def result(task, metrics, options=None, **more):
+    return {"task": task, "metrics": metrics, "favorpp": options, **more}
+
+
+def options(kernel="favor++", num_features=64, preconditioning="center", redraw=None):
+    return {"kernel": kernel, "num_features": num_features, "preconditioning": preconditioning, "redraw": redraw}
+
+
+def run(folder, capsys, *arguments):
+    main([str(folder), *arguments])
+    lines = capsys.readouterr().out.strip().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return rows[0], {row[0]: row[1:] for row in rows[2:]}
+
+
+def test_rows_and_means(tmp_path, capsys):
+    runs = [
+        result("cola", {"matthews_correlation": 0.4}),
+        result("rte", {"accuracy": 0.6}),
+        result("cola", {"matthews_correlation": 0.1}, options()),
+        result("cola", {"matthews_correlation": 0.3}, options()),
+        result("rte", {"accuracy": 0.55}, options()),
+        result("rte", {"accuracy": 0.5}, options("favor+", 128, "none")),
+    ]
+    for index, content in enumerate(runs):
+        (tmp_path / f"{index}.json").write_text(json.dumps(content))
+    header, rows = run(tmp_path, capsys, "--figure", str(tmp_path / "glue.png"))
+    assert header == ["attention", "cola (matthews_correlation)", "rte (accuracy)", "mean", "share of softmax, %"]
+    assert list(rows) == ["softmax", "FAVOR+, as published, M = 128", "FAVOR++, centred, M = 64"]
+    assert rows["softmax"] == ["40.0", "60.0", "50.0", "100.0"]
+    assert rows["FAVOR++, centred, M = 64"] == ["20.0", "55.0", "37.5", "75.0"]
+    assert rows["FAVOR+, as published, M = 128"][1] == "50.0"
+    assert rows["FAVOR+, as published, M = 128"][2] == "nan", "no mean where a task is missing"
+    assert (tmp_path / "glue.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_with_a_twin_counts_for_both(tmp_path, capsys):
+    content = result("mrpc", {"f1": 0.8, "accuracy": 0.7}, options(), softmax_metrics={"f1": 0.9, "accuracy": 0.8})
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    _, rows = run(tmp_path, capsys)
+    assert rows["softmax"][0] == "90.0"
+    assert rows["FAVOR++, centred, M = 64"] == ["80.0", "80.0", "88.9"]
+
+
+def test_an_empty_folder_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "no results.json" in capsys.readouterr().err
