@@ -29,14 +29,21 @@ def main(argv: list[str] | None = None) -> None:
     if not paths:
         parser.error(f"there is no results.json of recipes/glue.py in {arguments.folder}")
     scores = collect([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+    main_scores = scores[[(task, metric) for task, metric in scores.columns if metric == main_metric(task)]]
     table = scores.copy()
-    table.columns = [f"{task} ({MAIN_METRIC.get(task, 'accuracy')})" for task in table.columns]
-    table["mean"] = scores.mean(axis=1, skipna=False)
+    table.columns = [f"{task} ({metric})" for task, metric in scores.columns]
+    table["mean"] = main_scores.mean(axis=1, skipna=False)
     if SOFTMAX in table.index:
         table["share of softmax, %"] = 100 * table["mean"] / table.loc[SOFTMAX, "mean"]
     print(table.round(1).to_markdown(floatfmt=".1f"))
+    print(f"\nMeans are over {', '.join(f'{task} {metric}' for task, metric in main_scores.columns)}.")
     if arguments.figure:
-        draw(scores, arguments.figure)
+        draw(main_scores, arguments.figure)
+
+
+def main_metric(task: str) -> str:
+    """Return the metric of CRT Table 2."""
+    return MAIN_METRIC.get(task, "accuracy")
 
 
 def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
@@ -46,16 +53,14 @@ def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
         results: Contents of results.json files; a run with a twin counts for both.
 
     Returns:
-        Main metric x 100, one row per method (softmax first) and one column per task.
+        Metrics x 100, one row per method (softmax first) and one column per (task, metric).
     """
     rows = []
     for result in results:
-        metric = MAIN_METRIC.get(result["task"], "accuracy")
-        rows.append((method(result), result["task"], 100 * result["metrics"][metric]))
-        if "softmax_metrics" in result:
-            rows.append((SOFTMAX, result["task"], 100 * result["softmax_metrics"][metric]))
-    runs = pd.DataFrame(rows, columns=["attention", "task", "score"])
-    scores = runs.pivot_table(index="attention", columns="task", values="score", aggfunc="mean")
+        for name, metrics in ((method(result), "metrics"), (SOFTMAX, "softmax_metrics")):
+            rows += [(name, result["task"], metric, 100 * value) for metric, value in result.get(metrics, {}).items()]
+    runs = pd.DataFrame(rows, columns=["attention", "task", "metric", "score"])
+    scores = runs.pivot_table(index="attention", columns=["task", "metric"], values="score", aggfunc="mean")
     return scores.loc[sorted(scores.index, key=place)]
 
 
@@ -89,7 +94,7 @@ def draw(scores: pd.DataFrame, path: Path) -> None:
     """Draw one panel per task and one bar per method, with softmax as a dashed line.
 
     Args:
-        scores: What :func:`collect` returned.
+        scores: Main columns of what :func:`collect` returned.
         path: PNG or SVG to write.
     """
     import matplotlib.pyplot as plt
@@ -99,12 +104,13 @@ def draw(scores: pd.DataFrame, path: Path) -> None:
     colours = [f"C{kinds.index(name.split(', M = ')[0])}" for name in methods.index]
     size = (3 * len(scores.columns) + 2, 0.35 * len(methods) + 1.4)
     figure, axes = plt.subplots(1, len(scores.columns), figsize=size, sharey=True, squeeze=False)
-    for axis, task in zip(axes[0], scores.columns, strict=True):
-        axis.bar_label(axis.barh(methods.index, methods[task], color=colours), fmt=" %.1f", fontsize=8)
+    for axis, (task, metric) in zip(axes[0], scores.columns, strict=True):
+        axis.bar_label(axis.barh(methods.index, methods[task, metric], color=colours), fmt=" %.1f", fontsize=8)
         if SOFTMAX in scores.index:
-            axis.axvline(scores.loc[SOFTMAX, task], color="black", linestyle="--", linewidth=1)
-            axis.set_title(f"{task} (softmax {scores.loc[SOFTMAX, task]:.1f})", fontsize=10)
-        axis.set_xlabel(MAIN_METRIC.get(task, "accuracy").replace("_", " ") + " x 100", fontsize=8)
+            softmax = scores.loc[SOFTMAX, (task, metric)]
+            axis.axvline(softmax, color="black", linestyle="--", linewidth=1)
+            axis.set_title(f"{task} (softmax {softmax:.1f})", fontsize=10)
+        axis.set_xlabel(f"{metric.replace('_', ' ')} x 100", fontsize=8)
         axis.margins(x=0.15)
     axes[0, 0].invert_yaxis()
     figure.tight_layout()
