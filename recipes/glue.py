@@ -7,6 +7,7 @@ For example ``accelerate launch recipes/glue.py --config configs/glue/quickstart
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,7 @@ from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedToken
 
 from hf_favorpp import FavorppCallback, FavorppError
 from hf_favorpp.training.loop import TrainingReport, train
-from hf_favorpp.training.results import describe_run, reset_peak_memory, write_results
+from hf_favorpp.training.results import available_cores, describe_run, reset_peak_memory, write_results
 from hf_favorpp.training.settings import LoopSettings
 
 METRICS_MODULE = Path(__file__).with_name("glue_metrics.py")
@@ -50,9 +51,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         What was written to results.json.
     """
     args = parse_arguments(GlueArguments, argv)
-    if args.num_threads is not None:
-        torch.set_num_threads(args.num_threads)
     processes = Accelerator()  # starts them as ``accelerate launch`` or ``torchrun`` says; a PartialState would not
+    set_threads(args.num_threads, processes)
     source = resolve_model(args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code)
     with processes.main_process_first():  # the others find what it downloaded
@@ -71,6 +71,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         print_table(results)
     processes.end_training()
     return results
+
+
+def set_threads(num_threads: int | None, processes: Accelerator) -> None:
+    """Use the cores of a machine without a GPU, of which ``accelerate launch`` gives a process one by default."""
+    launched_with_one = "ACCELERATE_MIXED_PRECISION" in os.environ and torch.get_num_threads() == 1
+    if num_threads is None and processes.device.type == "cpu" and launched_with_one:
+        num_threads = max(1, available_cores() // processes.num_processes)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def run(

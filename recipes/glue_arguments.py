@@ -80,7 +80,10 @@ class GlueArguments:
     warmup_ratio: float = _help("Warm-up as a share of all steps; used where num_warmup_steps is 0.", 0.0)
     max_grad_norm: float | None = _help("Clip the gradient's norm to this.")
     seed: int = _help("Of the head's weights, data order, dropout and features.", 42)
-    num_threads: int | None = _help("torch.set_num_threads.")
+    num_threads: int | None = _help(
+        "CPU threads of a process; None keeps those of the environment, or shares the cores where accelerate launch "
+        "left one thread on a machine without a GPU."
+    )
     # output
     output_dir: str = _help("Receives the model, results.json and checkpoints.", "outputs/glue")
     checkpointing_steps: str | None = _help("Optimizer steps between checkpoints, or `epoch`.")

@@ -81,17 +81,21 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 def describe_hardware() -> dict[str, Any]:
     """Return CPU model, cores that this process may use, torch's threads, memory in MiB and the GPUs' names."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     hardware: dict[str, Any] = {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cores": cores,
+        "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
     if hasattr(os, "sysconf"):
         hardware["memory_mib"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     return hardware
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_memory_mib() -> float:

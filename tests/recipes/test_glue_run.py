@@ -204,3 +204,18 @@ def test_pushing_makes_the_repository_first_and_leaves_checkpoints_at_home(tiny_
     uploaded = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "results.json"}
     assert calls == ["secret", "secret", ("me/bert", uploaded)]
     assert "secret" not in (tmp_path / "results.json").read_text()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_one_thread_that_accelerate_launch_leaves_on_a_cpu_becomes_all_cores(monkeypatch):
+    processes = SimpleNamespace(device=torch.device("cpu"), num_processes=2)
+    monkeypatch.setattr(glue, "available_cores", lambda: 6)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    torch.set_num_threads(1)
+    glue.set_threads(None, processes)
+    assert torch.get_num_threads() == 1, "the environment of a plain python is respected"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    glue.set_threads(None, processes)
+    assert torch.get_num_threads() == 3
+    glue.set_threads(2, processes)
+    assert torch.get_num_threads() == 2
