@@ -105,13 +105,13 @@ def draw(scores: pd.DataFrame, path: Path) -> None:
     size = (3 * len(scores.columns) + 2, 0.35 * len(methods) + 1.4)
     figure, axes = plt.subplots(1, len(scores.columns), figsize=size, sharey=True, squeeze=False)
     for axis, (task, metric) in zip(axes[0], scores.columns, strict=True):
-        axis.bar_label(axis.barh(methods.index, methods[task, metric], color=colours), fmt=" %.1f", fontsize=8)
+        bars = axis.barh(methods.index, methods[task, metric], color=colours)
+        axis.bar_label(bars, fmt="%.1f", label_type="center", color="white", fontsize=8)
         if SOFTMAX in scores.index:
             softmax = scores.loc[SOFTMAX, (task, metric)]
             axis.axvline(softmax, color="black", linestyle="--", linewidth=1)
             axis.set_title(f"{task} (softmax {softmax:.1f})", fontsize=10)
         axis.set_xlabel(f"{metric.replace('_', ' ')} x 100", fontsize=8)
-        axis.margins(x=0.15)
     axes[0, 0].invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
