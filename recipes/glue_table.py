@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     table["mean"] = main_scores.mean(axis=1, skipna=False)
     if SOFTMAX in table.index:
         table["share of softmax, %"] = 100 * table["mean"] / table.loc[SOFTMAX, "mean"]
-    print(table.round(1).to_markdown(floatfmt=".1f"))
+    print(table.map("{:.1f}".format).replace("nan", "").to_markdown(disable_numparse=True))
     print(f"\nMeans are over {', '.join(f'{task} {metric}' for task, metric in main_scores.columns)}.")
     if arguments.figure:
         draw(main_scores, arguments.figure)
@@ -105,8 +105,10 @@ def draw(scores: pd.DataFrame, path: Path) -> None:
     size = (3 * len(scores.columns) + 2, 0.35 * len(methods) + 1.4)
     figure, axes = plt.subplots(1, len(scores.columns), figsize=size, sharey=True, squeeze=False)
     for axis, (task, metric) in zip(axes[0], scores.columns, strict=True):
-        bars = axis.barh(methods.index, methods[task, metric], color=colours)
-        axis.bar_label(bars, fmt="%.1f", label_type="center", color="white", fontsize=8)
+        bars = axis.barh(methods.index, methods[task, metric].fillna(0), color=colours)
+        axis.bar_label(
+            bars, fmt=lambda score: f"{score:.1f}" if score else "", label_type="center", color="white", fontsize=8
+        )
         if SOFTMAX in scores.index:
             softmax = scores.loc[SOFTMAX, (task, metric)]
             axis.axvline(softmax, color="black", linestyle="--", linewidth=1)
