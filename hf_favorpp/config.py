@@ -101,11 +101,11 @@ class FavorppConfig:
     def __post_init__(self) -> None:
         _require_int("num_features", self.num_features, minimum=1)
         _require_int("seed", self.seed, minimum=0)
-        _require_choice("kernel", self.kernel)
+        require_choice("kernel", self.kernel)
         if self.preconditioning is None:
             object.__setattr__(self, "preconditioning", "center" if self.kernel in SOFTMAX_KERNELS else "none")
         for name in ("projection", "preconditioning", "statistics", "backend"):
-            _require_choice(name, getattr(self, name))
+            require_choice(name, getattr(self, name))
         require_preconditioning_fits(self.kernel, str(self.preconditioning))
         _require_int("exact_window", self.exact_window, minimum=0)
         if self.exact_window or self.exact_ends not in ((0, 0), [0, 0]):
@@ -192,7 +192,16 @@ def require_preconditioning_fits(kernel: str, preconditioning: str) -> None:
         )
 
 
-def _require_choice(name: str, value: object) -> None:
+def require_choice(name: str, value: object) -> None:
+    """Refuse a value that an option does not have, or does not have yet.
+
+    Args:
+        name: The option, such as ``"kernel"``.
+        value: What was given for it.
+
+    Raises:
+        ConfigError: The message lists the choices.
+    """
     if value in _CHOICES[name]:
         return
     choices = ", ".join(repr(choice) for choice in _CHOICES[name])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hf_favorpp.attention.reference import reference_attention
-from hf_favorpp.config import KERNELS, require_preconditioning_fits
+from hf_favorpp.config import require_choice, require_preconditioning_fits
 from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.preconditioning import Statistics
 
@@ -59,7 +59,9 @@ def favorpp_attention(
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorems 3.1 and 3.3; Choromanski et al. 2021, arXiv:2009.14794.
     """
-    _check_options(kernel, preconditioning, backend)
+    for name, choice in (("kernel", kernel), ("preconditioning", preconditioning), ("backend", backend)):
+        require_choice(name, choice)
+    require_preconditioning_fits(kernel, preconditioning)
     _check_tensors(query, key, value)
     omega = _checked_omega(omega, query, kernel)
     _check_mask("key_mask", key_mask, key)
@@ -85,16 +87,6 @@ def favorpp_attention(
         statistics=statistics,
         is_causal=is_causal,
     )
-
-
-def _check_options(kernel: str, preconditioning: str, backend: str) -> None:
-    if kernel not in KERNELS:
-        raise ConfigError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}.")
-    if preconditioning not in ("none", "center"):
-        raise ConfigError(f"preconditioning must be 'none' or 'center', got {preconditioning!r}.")
-    if backend not in ("auto", "reference"):
-        raise ConfigError(f"backend must be 'auto' or 'reference', got {backend!r}.")
-    require_preconditioning_fits(kernel, preconditioning)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -122,15 +122,14 @@ def reference_attention(
             key, value = _zero_padding(key, key_mask), _zero_padding(value, key_mask)
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        if kernel == "trig":
-            out = _trig_attention(query, key, value, omega, scaling, key_mask, query_mask, preconditioning, statistics)
-            return out.to(dtype)
         if kernel in ("relu", "elu"):
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
         else:
             x, y, key_bias, A = _precondition(
                 query, key, scaling, key_mask, query_mask, kernel, preconditioning, statistics
             )
+            if kernel == "trig":
+                return _trig_attention(x, y, value, omega, key_bias, key_mask).to(dtype)
             if kernel == "favor+hyperbolic":
                 log_phi_q, log_phi_k = hyperbolic_logits(x, omega), hyperbolic_logits(y, omega)
             else:
@@ -178,18 +177,9 @@ def _precondition(
 
 
 def _trig_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Tensor,
-    scaling: float,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    preconditioning: str,
-    statistics: Statistics | None,
+    x: Tensor, y: Tensor, value: Tensor, omega: Tensor, key_bias: Tensor, key_mask: Tensor | None
 ) -> Tensor:
     """Attend through features of either sign: there is no log space, and the denominator may come near 0 or below."""
-    x, y, key_bias, _ = _precondition(query, key, scaling, key_mask, query_mask, "trig", preconditioning, statistics)
     log_weight = key_bias + y.square().sum(-1) / 2
     if key_mask is not None:
         log_weight = log_weight.masked_fill(~key_mask[:, None], float("-inf"))
