@@ -4,18 +4,22 @@ Importing this package makes ``attn_implementation="favorpp"`` known to Transfor
 """
 
 from hf_favorpp.attention import favorpp_attention
+from hf_favorpp.calibration import calibrate
 from hf_favorpp.config import FavorppConfig, RedrawSchedule
 from hf_favorpp.convert import convert_to_favorpp, revert_to_softmax
 from hf_favorpp.errors import FavorppError
 from hf_favorpp.registration import register
+from hf_favorpp.report import approximation_report
 from hf_favorpp.training.redraw import FavorppCallback
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "FavorppCallback",
     "FavorppConfig",
     "FavorppError",
     "RedrawSchedule",
+    "approximation_report",
+    "calibrate",
     "convert_to_favorpp",
     "favorpp_attention",
     "revert_to_softmax",

@@ -2,26 +2,28 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 from hf_favorpp.errors import ConfigError
 
 KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig")
 SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic", "trig")
 """The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own."""
+POSITIVE_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
+"""Those of them whose features are positive, so that they stand beside exact logits in one softmax."""
+
+DEFAULT_CANDIDATES = 8
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kernel": KERNELS,
     "projection": ("orthogonal", "iid"),
-    "preconditioning": ("none", "center"),
-    "statistics": ("sequence",),
+    "preconditioning": ("none", "center", "diagonal", "full"),
+    "statistics": ("sequence", "calibrated"),
     "backend": ("auto", "reference"),
 }
 _PLANNED: dict[str, tuple[str, ...]] = {
     "projection": ("hadamard", "givens"),
-    "preconditioning": ("diagonal", "full"),
-    "statistics": ("calibrated",),
     "backend": ("cpu", "triton"),
 }
 
@@ -40,9 +42,9 @@ class RedrawSchedule:
     until: int | None = None
 
     def __post_init__(self) -> None:
-        _require_int("RedrawSchedule.every", self.every, minimum=1)
+        require_int("RedrawSchedule.every", self.every, minimum=1)
         if self.until is not None:
-            _require_int("RedrawSchedule.until", self.until, minimum=0)
+            require_int("RedrawSchedule.until", self.until, minimum=0)
 
     def draw_index(self, completed_steps: int) -> int:
         """Return which draw is in force.
@@ -69,16 +71,28 @@ class FavorppConfig:
             ``"favor+hyperbolic"`` (Performer Lemma 1, second form), ``"trig"`` (random Fourier features), ``"relu"``
             (Performer-ReLU) and ``"elu"`` (elu + 1, Katharopoulos et al. 2020). The last two do not estimate softmax.
         projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms) or ``"iid"``.
-        preconditioning: ``"center"`` shifts queries and keys by their means, which leaves softmax as it is and
-            shrinks the variance; ``"none"`` is the paper. None chooses ``"center"`` where the kernel estimates
-            softmax, else ``"none"``.
-        statistics: ``"sequence"``: per sequence and head over real tokens, without gradient.
-        exact_window: Tokens per exactly attended block; 0, the only value of this version, is the paper.
-        exact_ends: How many first and last real tokens every query sees exactly; (0, 0), the only value of this
-            version, is the paper.
+        preconditioning: A change of variables that leaves softmax as it is and shrinks the variance. ``"center"``
+            shifts queries and keys by their means; ``"diagonal"`` also balances their scales, one coefficient per
+            coordinate; ``"full"`` balances their covariances by a matrix per head. ``"none"`` is the paper. None
+            chooses ``"full"`` with calibrated statistics, where it costs nothing, and ``"center"`` with those of each
+            sequence, where a decomposition per sequence and head would take longer than the attention; or ``"none"``
+            where the kernel does not estimate softmax.
+        statistics: What the preconditioning and the coefficient are computed from. ``"sequence"``: each sequence and
+            head by itself, over real tokens, without gradient. ``"calibrated"``: per head, once, by
+            :func:`hf_favorpp.calibrate`; nothing is computed per call.
+        exact_window: Tokens per block that attend to each other exactly, the rest through features, under one
+            normalisation; 0 is the paper. For images (rows, columns) of a tile of patches.
+        exact_ends: How many first and last real tokens every query sees exactly; (0, 0) is the paper.
         layers: Indices of the attention layers to convert, counted from 0; None converts all that can be. The rest
             stay softmax.
         redraw: When projections are drawn anew in training; None keeps the first draw.
+        recalibrate: When calibrated statistics are renewed in training, from the queries and keys of the training
+            batches since the last time: both drift as the weights are trained. None keeps the first calibration.
+        candidates: Projections drawn per feature, >= 1, of which a calibration keeps those that explain the attention
+            of the calibration data best, with weights
+            (:func:`hf_favorpp.features.fitting.fit_quadrature`). 1 keeps every projection as it was drawn. None
+            chooses 8 where that is possible: with ``"favor++"`` and ``"favor+"``, and no ``redraw``, which would
+            replace what was chosen.
         backend: ``"auto"`` or ``"reference"``.
         seed: Seed of the projections. They depend on (seed, layer, draw) alone, not on any global random state.
 
@@ -91,33 +105,66 @@ class FavorppConfig:
     projection: str = "orthogonal"
     preconditioning: str | None = None
     statistics: str = "sequence"
-    exact_window: int = 0
+    exact_window: int | tuple[int, int] = 0
     exact_ends: tuple[int, int] = (0, 0)
     layers: tuple[int, ...] | None = None
     redraw: RedrawSchedule | None = None
+    recalibrate: RedrawSchedule | None = None
+    candidates: int | None = None
     backend: str = "auto"
     seed: int = 0
+    _left_open: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        _require_int("num_features", self.num_features, minimum=1)
-        _require_int("seed", self.seed, minimum=0)
+        require_int("num_features", self.num_features, minimum=1)
+        require_int("seed", self.seed, minimum=0)
         require_choice("kernel", self.kernel)
+        object.__setattr__(self, "_left_open", self.preconditioning is None)
         if self.preconditioning is None:
-            object.__setattr__(self, "preconditioning", "center" if self.kernel in SOFTMAX_KERNELS else "none")
+            best = "full" if self.statistics == "calibrated" else "center"
+            object.__setattr__(self, "preconditioning", best if self.kernel in SOFTMAX_KERNELS else "none")
         for name in ("projection", "preconditioning", "statistics", "backend"):
             require_choice(name, getattr(self, name))
         require_preconditioning_fits(self.kernel, str(self.preconditioning))
-        _require_int("exact_window", self.exact_window, minimum=0)
-        if self.exact_window or self.exact_ends not in ((0, 0), [0, 0]):
-            raise ConfigError(
-                f"exact neighbourhoods are not available in this version: exact_window must be 0 and exact_ends "
-                f"(0, 0), got {self.exact_window!r} and {self.exact_ends!r}."
-            )
-        object.__setattr__(self, "exact_ends", tuple(self.exact_ends))
+        if isinstance(self.exact_window, list):  # what JSON makes of a tuple
+            object.__setattr__(self, "exact_window", tuple(self.exact_window))
+        if isinstance(self.exact_ends, list):
+            object.__setattr__(self, "exact_ends", tuple(self.exact_ends))
+        require_neighbourhood_fits(self.kernel, self.exact_window, self.exact_ends)
+        if self.candidates is not None:
+            require_int("candidates", self.candidates, minimum=1)
+            if self.candidates > 1 and (reason := self._why_not_fitted()):
+                raise ConfigError(f"candidates must be 1 or None, got {self.candidates}: {reason}.")
         if self.layers is not None:
             object.__setattr__(self, "layers", _layer_indices(self.layers))
-        if self.redraw is not None and not isinstance(self.redraw, RedrawSchedule):
-            raise ConfigError(f"redraw must be a RedrawSchedule(every=..., until=...) or None, got {self.redraw!r}.")
+        for name in ("redraw", "recalibrate"):
+            schedule = getattr(self, name)
+            if schedule is not None and not isinstance(schedule, RedrawSchedule):
+                raise ConfigError(f"{name} must be a RedrawSchedule(every=..., until=...) or None, got {schedule!r}.")
+        if self.recalibrate is not None and self.statistics != "calibrated":
+            raise ConfigError(f"recalibrate needs statistics='calibrated', got {self.statistics!r}.")
+
+    def calibrated(self) -> Self:
+        """Return the same options with ``statistics="calibrated"``.
+
+        Returns:
+            The configuration. A preconditioning that was left open is chosen anew.
+        """
+        return replace(
+            self, statistics="calibrated", preconditioning=None if self._left_open else self.preconditioning
+        )
+
+    @property
+    def candidates_per_feature(self) -> int:
+        """``candidates``, or what None stands for."""
+        if self.candidates is not None:
+            return self.candidates
+        return 1 if self._why_not_fitted() else DEFAULT_CANDIDATES
+
+    def _why_not_fitted(self) -> str | None:
+        if self.kernel not in ("favor++", "favor+"):
+            return f"kernel={self.kernel!r} has features that are not chosen one by one"
+        return "a redraw would replace the projections that were chosen" if self.redraw is not None else None
 
     @classmethod
     def paper(cls, **options: Any) -> Self:
@@ -132,7 +179,16 @@ class FavorppConfig:
         Source:
             Likhosherstov et al. 2022, arXiv:2205.15317, Section 3.1.
         """
-        return cls(**{"kernel": "favor++", "projection": "orthogonal", "preconditioning": "none", **options})
+        published: dict[str, Any] = {
+            "kernel": "favor++",
+            "projection": "orthogonal",
+            "preconditioning": "none",
+            "statistics": "sequence",
+            "candidates": 1,
+            "exact_window": 0,
+            "exact_ends": (0, 0),
+        }
+        return cls(**{**published, **options})
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Self:
@@ -156,10 +212,13 @@ class FavorppConfig:
                 hint = f" Did you mean {nearest[0]!r}?" if nearest else f" Known options: {', '.join(known)}."
                 raise ConfigError(f"config.favorpp has an unknown option {name!r}.{hint}")
         values = dict(options)
-        if isinstance(redraw := values.get("redraw"), Mapping):
-            if set(redraw) - {"every", "until"} or "every" not in redraw:
-                raise ConfigError(f"config.favorpp['redraw'] must have 'every' and may have 'until', got {redraw!r}.")
-            values["redraw"] = RedrawSchedule(**redraw)
+        for name in ("redraw", "recalibrate"):
+            if isinstance(schedule := values.get(name), Mapping):
+                if set(schedule) - {"every", "until"} or "every" not in schedule:
+                    raise ConfigError(
+                        f"config.favorpp[{name!r}] must have 'every' and may have 'until', got {schedule!r}."
+                    )
+                values[name] = RedrawSchedule(**schedule)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +229,8 @@ class FavorppConfig:
         """
         options = asdict(self)
         options["exact_ends"] = list(self.exact_ends)
+        if isinstance(self.exact_window, tuple):
+            options["exact_window"] = list(self.exact_window)
         options["layers"] = None if self.layers is None else list(self.layers)
         return options
 
@@ -182,14 +243,46 @@ def require_preconditioning_fits(kernel: str, preconditioning: str) -> None:
         preconditioning: The preconditioning asked for.
 
     Raises:
-        ConfigError: Centring would change what the kernel computes, since only softmax is invariant under it.
+        ConfigError: It would change what the kernel computes, since only softmax is invariant under it.
     """
     if preconditioning != "none" and kernel not in SOFTMAX_KERNELS:
         raise ConfigError(
             f"preconditioning={preconditioning!r} needs a kernel that estimates softmax "
-            f"({', '.join(SOFTMAX_KERNELS)}), got kernel={kernel!r}: only softmax is invariant under a shift of the "
-            f"keys. Use preconditioning='none' with it."
+            f"({', '.join(SOFTMAX_KERNELS)}), got kernel={kernel!r}: only softmax is invariant under a change "
+            f"of variables. Use preconditioning='none' with it."
         )
+
+
+def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: object) -> bool:
+    """Refuse an exact neighbourhood of an impossible size, or beside features that are on another scale.
+
+    Args:
+        kernel: One of :data:`KERNELS`.
+        exact_window: Tokens per block, or rows and columns of a tile of patches.
+        exact_ends: How many first and last tokens every query sees exactly.
+
+    Returns:
+        Whether there is a neighbourhood at all.
+
+    Raises:
+        ConfigError: A size is negative or not an integer, or ``kernel`` has no positive features for softmax.
+    """
+    sides = exact_window if isinstance(exact_window, tuple) else (exact_window,)
+    if isinstance(exact_window, tuple) and len(exact_window) != 2:
+        raise ConfigError(f"exact_window must be a number of tokens or (rows, columns), got {exact_window!r}.")
+    for side in sides:
+        require_int("exact_window", side, minimum=1 if isinstance(exact_window, tuple) else 0)
+    if not isinstance(exact_ends, tuple) or len(exact_ends) != 2:
+        raise ConfigError(f"exact_ends must be (first, last), two numbers of tokens, got {exact_ends!r}.")
+    for count in exact_ends:
+        require_int("every entry of exact_ends", count, minimum=0)
+    neighbourhood = sides != (0,) or exact_ends != (0, 0)
+    if neighbourhood and kernel not in POSITIVE_KERNELS:
+        raise ConfigError(
+            f"exact_window and exact_ends put exact logits beside features, so they need a kernel that estimates "
+            f"softmax by positive features ({', '.join(POSITIVE_KERNELS)}), got kernel={kernel!r}."
+        )
+    return neighbourhood
 
 
 def require_choice(name: str, value: object) -> None:
@@ -210,7 +303,17 @@ def require_choice(name: str, value: object) -> None:
     raise ConfigError(f"{name} must be one of {choices}, got {value!r}.")
 
 
-def _require_int(name: str, value: object, minimum: int) -> None:
+def require_int(name: str, value: object, minimum: int) -> None:
+    """Refuse what is not an integer, or too small.
+
+    Args:
+        name: The option.
+        value: What was given for it.
+        minimum: The smallest value allowed.
+
+    Raises:
+        ConfigError: The message names the rule and the value.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{name} must be an integer >= {minimum}, got {value!r}.")
 
@@ -220,7 +323,7 @@ def _layer_indices(layers: object) -> tuple[int, ...]:
         raise ConfigError(f"layers must be None or a sequence of layer indices such as (0, 1, 2), got {layers!r}.")
     indices = tuple(layers)
     for index in indices:
-        _require_int("every entry of layers", index, minimum=0)
+        require_int("every entry of layers", index, minimum=0)
     if len(set(indices)) != len(indices) or not indices:
         raise ConfigError(f"layers must name at least one layer and none twice, got {indices!r}.")
     return tuple(sorted(indices))

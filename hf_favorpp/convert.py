@@ -1,30 +1,43 @@
 """Conversion in place: attach features to the attention layers of a model, and take them away again."""
 
+import functools
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_favorpp.calibration import calibrate
 from hf_favorpp.config import FavorppConfig
-from hf_favorpp.errors import ConfigError, ConversionError, UnsupportedModelError
+from hf_favorpp.errors import ConfigError, ConversionError, InputError, UnsupportedModelError
 from hf_favorpp.families import REFUSED, AttentionLayer, attention_layers, supported_model_types
-from hf_favorpp.nn import FavorppFeatures
+from hf_favorpp.nn import FLOAT_BUFFERS, FavorppFeatures, converted_layers
+from hf_favorpp.report import approximation_report
 
 IMPLEMENTATION = "favorpp"
 """Value of ``attn_implementation``."""
 
-KEY_PATTERN = r"(^|\.)favorpp\.(omega|draw_index)$"
+KEY_PATTERN = rf"(^|\.)favorpp\.(draw_index|calibration_index|{'|'.join(FLOAT_BUFFERS)})$"
 """What the names of the tensors that a conversion adds to a checkpoint match."""
 
+DEFAULT_ERROR_BUDGET = 0.5
 _SUBMODULE = "favorpp"
-_FLOAT32_BUFFER = "favorpp.omega"
+_KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_BUFFERS)
 _log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def convert_to_favorpp(model: Model, config: FavorppConfig | None = None) -> Model:
+def convert_to_favorpp(
+    model: Model,
+    config: FavorppConfig | None = None,
+    *,
+    calibration_data: Iterable[Mapping[str, Any]] | None = None,
+    keep_softmax: str | None = None,
+    error_budget: float | None = None,
+) -> Model:
     """Replace softmax attention by FAVOR++, in place, keeping every weight.
 
     Each converted layer gets a small module ``favorpp`` with its projections, and the model's attention
@@ -35,19 +48,27 @@ def convert_to_favorpp(model: Model, config: FavorppConfig | None = None) -> Mod
     Args:
         model: A model of Transformers, of a supported family, on any device and in any dtype.
         config: Options; None means ``FavorppConfig()``.
+        calibration_data: Batches to calibrate on, see :func:`hf_favorpp.calibrate`; a few hundred inputs like those
+            of the task, no labels needed. They make ``statistics="calibrated"``.
+        keep_softmax: ``"auto"`` leaves those layers softmax whose relative output error on the first batch of
+            ``calibration_data`` is larger than ``error_budget``, and a warning names them; None converts them all.
+        error_budget: The largest relative error |out - exact| / |exact| of a converted layer, > 0; None means 0.5.
 
     Returns:
         The same model.
 
     Raises:
-        ConfigError: ``config`` is not a FavorppConfig, or ``layers`` names a layer that does not exist or cannot be
-            converted.
-        ConversionError: The model is converted already, wrapped (DDP, FSDP, PEFT) or compiled.
+        ConfigError: ``config`` is not a FavorppConfig, ``layers`` names a layer that does not exist or cannot be
+            converted, or the other options do not go together.
+        ConversionError: The model is converted already, wrapped (DDP, FSDP, PEFT) or compiled, or no layer keeps to
+            ``error_budget``.
+        InputError: ``calibration_data`` is empty, or gives queries or keys that are not finite.
         UnsupportedModelError: The family is not supported, or no layer can be converted. The message says why.
     """
     config = FavorppConfig() if config is None else config
     if not isinstance(config, FavorppConfig):
         raise ConfigError(f"config must be a FavorppConfig, got {type(config).__name__}.")
+    budget = _error_budget(keep_softmax, error_budget, calibration_data)
     require_bare_model(model)
     if converted_layers(model):
         raise ConversionError(
@@ -71,12 +92,63 @@ def convert_to_favorpp(model: Model, config: FavorppConfig | None = None) -> Mod
                 f"{type(model).__name__} does not let its attention be replaced: {layers[0].name} kept its own "
                 f"implementation. Convert the sub-model that owns it instead."
             )
-    except Exception:
+        model.config.favorpp = config.to_dict()
+        if calibration_data is not None:
+            calibrate(model, calibration_data)
+            if budget is not None:
+                layers = _keep_within_budget(model, layers, _first(calibration_data), budget)
+    except BaseException:
         _detach(model, previous)
+        _forget_options(model)
         raise
-    model.config.favorpp = config.to_dict()
     tell_what_changed(model, layers)
     return model
+
+
+def _error_budget(keep_softmax: str | None, error_budget: float | None, data: object) -> float | None:
+    """Return the budget, or None where every layer is to be converted."""
+    if keep_softmax not in (None, "auto"):
+        raise ConfigError(
+            f"keep_softmax must be 'auto' or None, got {keep_softmax!r}; FavorppConfig.layers names those to convert."
+        )
+    if keep_softmax is None:
+        if error_budget is not None:
+            raise ConfigError(f"error_budget={error_budget!r} needs keep_softmax='auto'.")
+        return None
+    if data is None:
+        raise ConfigError("keep_softmax='auto' needs calibration_data to measure the layers on.")
+    budget = DEFAULT_ERROR_BUDGET if error_budget is None else error_budget
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+        raise ConfigError(f"error_budget must be a positive number, got {error_budget!r}.")
+    return float(budget)
+
+
+def _first(data: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    for batch in data:
+        return batch
+    raise InputError("keep_softmax='auto' reads calibration_data twice: pass a DataLoader or a list, not an iterator.")
+
+
+def _keep_within_budget(
+    model: PreTrainedModel, layers: list[AttentionLayer], batch: Mapping[str, Any], budget: float
+) -> list[AttentionLayer]:
+    """Give the layers beyond the budget their softmax back."""
+    errors = approximation_report(model, batch).layer_errors
+    kept = [layer for layer, error in zip(layers, errors, strict=True) if error <= budget]
+    if not kept:
+        raise ConversionError(
+            f"no layer keeps to error_budget={budget}: the smallest relative output error is {min(errors):.2f}. Allow "
+            f"more, or use more features or a larger exact_window."
+        )
+    for layer, error in zip(layers, errors, strict=True):
+        if not error <= budget:  # NaN too
+            _log.warning("%s stays softmax: its relative output error is %.2f.", layer.name, error)
+            delattr(layer.module, _SUBMODULE)
+    if len(kept) < len(layers):
+        for features in converted_layers(model):
+            features.config = replace(features.config, layers=tuple(layer.index for layer in kept))
+        model.config.favorpp = features.config.to_dict()
+    return kept
 
 
 def revert_to_softmax(model: Model) -> Model:
@@ -99,22 +171,8 @@ def revert_to_softmax(model: Model) -> Model:
     if not features:
         raise ConversionError(f"{type(model).__name__} is not converted; there is nothing to revert.")
     _detach(model, features[0].replaced or model.get_correct_attn_implementation(None))
-    for option in ("favorpp", "attn_implementation"):
-        if hasattr(model.config, option):
-            delattr(model.config, option)
+    _forget_options(model)
     return model
-
-
-def converted_layers(model: nn.Module) -> list[FavorppFeatures]:
-    """Return the features of every converted layer, in order.
-
-    Args:
-        model: Any module, wrapped or not.
-
-    Returns:
-        The feature modules; empty where nothing is converted.
-    """
-    return [module for module in model.modules() if isinstance(module, FavorppFeatures)]
 
 
 def prepare_for_loading(model: PreTrainedModel) -> None:
@@ -139,10 +197,11 @@ def prepare_for_loading(model: PreTrainedModel) -> None:
         if options is None:
             tell_what_changed(model, layers)
     _add_key(model, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
-    _add_key(model, "_keep_in_fp32_modules_strict", _FLOAT32_BUFFER)
     dtype_plan: Any = getattr(model, "dtype_plan", None)
-    if dtype_plan is not None:  # Transformers before 5.4 makes it from the class, before this line is reached
-        dtype_plan[_FLOAT32_BUFFER] = torch.float32
+    for name in _KEEP_FLOAT32:
+        _add_key(model, "_keep_in_fp32_modules_strict", name)
+        if dtype_plan is not None:  # Transformers before 5.4 makes it from the class, before this line is reached
+            dtype_plan[name] = torch.float32
 
 
 def ignore_features(model: PreTrainedModel) -> None:
@@ -265,7 +324,15 @@ def _features(layer: AttentionLayer, config: FavorppConfig) -> FavorppFeatures:
     num_heads, head_dim = layer.family.geometry(layer.module)
     device = next(layer.module.parameters()).device
     with torch.device(device):
-        return FavorppFeatures(config, layer.index, num_heads, head_dim)
+        features = FavorppFeatures(config, layer.index, num_heads, head_dim)
+    if isinstance(config.exact_window, tuple):
+        if layer.family.grid is None:
+            raise ConfigError(
+                f"exact_window={config.exact_window} is a tile of patches, but {layer.name} has no image grid. Give a "
+                f"number of tokens."
+            )
+        features.grid = functools.partial(layer.family.grid, layer.module)
+    return features
 
 
 def _attach(layers: list[AttentionLayer], features: dict[int, FavorppFeatures], replaced: str | None) -> None:
@@ -283,7 +350,14 @@ def _detach(model: PreTrainedModel, implementation: Any) -> None:
     model.set_attn_implementation(implementation)
     for submodel in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
         _remove_key(submodel, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
-        _remove_key(submodel, "_keep_in_fp32_modules_strict", _FLOAT32_BUFFER)
+        for name in _KEEP_FLOAT32:
+            _remove_key(submodel, "_keep_in_fp32_modules_strict", name)
+
+
+def _forget_options(model: PreTrainedModel) -> None:
+    for option in ("favorpp", "attn_implementation"):
+        if hasattr(model.config, option):
+            delattr(model.config, option)
 
 
 def _add_key(model: PreTrainedModel, name: str, key: str) -> None:

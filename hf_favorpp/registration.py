@@ -13,9 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from hf_favorpp.convert import IMPLEMENTATION, KEY_PATTERN, converted_layers, ignore_features, prepare_for_loading
+from hf_favorpp.convert import IMPLEMENTATION, KEY_PATTERN, ignore_features, prepare_for_loading
 from hf_favorpp.errors import CheckpointError, ConversionError, InputError, UnsupportedModelError
-from hf_favorpp.nn import FavorppFeatures
+from hf_favorpp.nn import CALIBRATION_BUFFERS, FavorppFeatures, converted_layers
 
 
 def register() -> None:
@@ -69,15 +69,19 @@ def attention_forward(
     features = getattr(module, "favorpp", None)
     if features is None:
         _require_conversion(module)
+    else:
+        _refuse_logit_terms(module, kwargs)
+        # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        if features.probe is not None:
+            features.probe(query, key, value, _key_mask(attention_mask), scaling)
+    if features is None or features.exact:
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     else:
-        _refuse_logit_terms(module, kwargs)
-        # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
-        query, key = query.to(value.dtype), key.to(value.dtype)
         out = features(query, key, value, _key_mask(attention_mask), scaling).transpose(1, 2)
     if cu_seqlens is not None:
         out = out[_packing_mask(cu_seqlens, out.shape[1])].unsqueeze(0)
@@ -222,6 +226,21 @@ def _initialize_weights(
     if not isinstance(module, FavorppFeatures):
         return original(module, *args, **kwargs)
     loaded = {name for name, buffer in module.named_buffers() if getattr(buffer, "_is_hf_initialized", False)}
+    calibration = {name for name, _ in module.named_buffers() if name in CALIBRATION_BUFFERS}
+    if calibration and calibration <= loaded:
+        module.calibrated = True
+    elif missing := sorted(calibration - loaded) if calibration & loaded else []:
+        raise CheckpointError(
+            f"the checkpoint holds a calibration of layer {module.layer}, but not its favorpp.{missing[0]}; save it "
+            f"again with save_pretrained, or load it with attn_implementation='sdpa' and convert it anew."
+        )
+    else:
+        module.forget_calibration_()
+    if module.config.recalibrate is not None:
+        module.moments = module.moments.double()
+        if "moments" not in loaded or "calibration_index" not in loaded:
+            module.moments.zero_()
+            module.calibration_index.zero_()
     if "omega" not in loaded:
         module.redraw_(int(module.draw_index) if "draw_index" in loaded else 0)
     elif "draw_index" not in loaded:

@@ -11,7 +11,20 @@ import hf_favorpp
 PACKAGE = Path(hf_favorpp.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-ORDER = ("errors", "config", "features", "attention", "nn", "families", "convert", "registration", "training")
+ORDER = (
+    "errors",
+    "config",
+    "features",
+    "attention",
+    "nn",
+    "families",
+    "calibration",
+    "report_table",
+    "report",
+    "convert",
+    "registration",
+    "training",
+)
 """From the bottom up: a part imports only parts before it, and itself."""
 
 
@@ -41,6 +54,8 @@ def test_public_names():
         "FavorppConfig",
         "FavorppError",
         "RedrawSchedule",
+        "approximation_report",
+        "calibrate",
         "convert_to_favorpp",
         "favorpp_attention",
         "revert_to_softmax",
@@ -62,7 +77,7 @@ def test_imports_point_downward_only(file):
     assert not imported & set(above), f"{part} must not import {sorted(imported & set(above))}"
 
 
-@pytest.mark.parametrize("part", ["errors", "config", "features", "attention", "nn", "families"])
+@pytest.mark.parametrize("part", ["errors", "config", "features", "attention", "nn", "families", "calibration"])
 def test_below_the_conversion_nothing_knows_transformers(part):
     files = [file for file in FILES if part_of(file) == part]
     assert files
@@ -76,7 +91,7 @@ def test_the_mathematics_knows_only_torch():
     for file in FILES:
         if part_of(file) == "features":
             outside |= {name.split(".")[0] for name in imported_modules(file)}
-    assert outside <= {"torch", "hf_favorpp", "math", "hashlib", "typing"}
+    assert outside <= {"torch", "hf_favorpp", "math", "hashlib", "typing", "collections"}
 
 
 def test_triton_is_imported_lazily():

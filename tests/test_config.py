@@ -13,9 +13,14 @@ EVERYTHING = FavorppConfig(
     num_features=64,
     kernel="favor+",
     projection="iid",
-    preconditioning="none",
+    preconditioning="diagonal",
+    statistics="calibrated",
+    exact_window=(8, 4),
+    exact_ends=(1, 2),
     layers=(3, 1),
     redraw=RedrawSchedule(every=100, until=900),
+    recalibrate=RedrawSchedule(every=50),
+    candidates=1,
     backend="reference",
     seed=7,
 )
@@ -32,6 +37,8 @@ def test_the_defaults():
         "exact_ends": [0, 0],
         "layers": None,
         "redraw": None,
+        "recalibrate": None,
+        "candidates": None,
         "backend": "auto",
         "seed": 0,
     }
@@ -44,10 +51,24 @@ def test_paper_is_the_published_method_and_leaves_the_rest_open():
     assert (paper.num_features, paper.seed) == (64, 3)
 
 
-def test_the_default_preconditioning_is_chosen_by_what_the_kernel_estimates():
-    chosen = {kernel: FavorppConfig(kernel=kernel).preconditioning for kernel in KERNELS}
-    assert chosen == {kernel: "center" if kernel in SOFTMAX_KERNELS else "none" for kernel in KERNELS}
-    assert chosen["relu"] == chosen["elu"] == "none"
+def test_the_default_preconditioning_is_chosen_by_what_it_costs_and_what_the_kernel_estimates():
+    for statistics, best in (("sequence", "center"), ("calibrated", "full")):
+        chosen = {k: FavorppConfig(kernel=k, statistics=statistics).preconditioning for k in KERNELS}
+        assert chosen == {kernel: best if kernel in SOFTMAX_KERNELS else "none" for kernel in KERNELS}
+
+
+def test_calibration_chooses_a_preconditioning_that_was_left_open():
+    assert FavorppConfig().calibrated() == FavorppConfig(statistics="calibrated", preconditioning="full")
+    assert FavorppConfig(preconditioning="center").calibrated().preconditioning == "center"
+    assert FavorppConfig(kernel="relu").calibrated().preconditioning == "none"
+
+
+def test_candidates_are_eight_where_they_can_be_chosen_from():
+    assert FavorppConfig().candidates_per_feature == 8
+    assert FavorppConfig(candidates=3).candidates_per_feature == 3
+    assert FavorppConfig(redraw=RedrawSchedule(10)).candidates_per_feature == 1
+    assert FavorppConfig(kernel="trig").candidates_per_feature == 1
+    assert FavorppConfig.paper().candidates_per_feature == 1
 
 
 @pytest.mark.parametrize(
@@ -62,12 +83,14 @@ def test_the_dictionary_holds_plain_json_values_of_every_option():
         "num_features": 64,
         "kernel": "favor+",
         "projection": "iid",
-        "preconditioning": "none",
-        "statistics": "sequence",
-        "exact_window": 0,
-        "exact_ends": [0, 0],
+        "preconditioning": "diagonal",
+        "statistics": "calibrated",
+        "exact_window": [8, 4],
+        "exact_ends": [1, 2],
         "layers": [1, 3],
         "redraw": {"every": 100, "until": 900},
+        "recalibrate": {"every": 50, "until": None},
+        "candidates": 1,
         "backend": "reference",
         "seed": 7,
     }
@@ -85,8 +108,8 @@ def test_options_are_frozen_and_hashable():
 
 
 def test_layers_and_ends_may_be_lists_and_are_sorted():
-    config = FavorppConfig(layers=[2, 0], exact_ends=[0, 0])
-    assert (config.layers, config.exact_ends) == ((0, 2), (0, 0))
+    config = FavorppConfig(layers=[2, 0], exact_ends=[0, 1], exact_window=[8, 8])
+    assert (config.layers, config.exact_ends, config.exact_window) == ((0, 2), (0, 1), (8, 8))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +121,21 @@ def test_layers_and_ends_may_be_lists_and_are_sorted():
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"kernel": "softmax"}, r"kernel must be one of 'favor\+\+', 'favor\+', .*'trig', got 'softmax'"),
         ({"projection": "gaussian"}, "projection must be one of 'orthogonal', 'iid', got 'gaussian'"),
-        ({"preconditioning": "whiten"}, "preconditioning must be one of 'none', 'center', got 'whiten'"),
-        ({"statistics": "batch"}, "statistics must be one of 'sequence', got 'batch'"),
+        ({"preconditioning": "whiten"}, "preconditioning must be one of 'none', 'center', 'diagonal', 'full', got"),
+        ({"statistics": "batch"}, "statistics must be one of 'sequence', 'calibrated', got 'batch'"),
         ({"backend": "cuda"}, "backend must be one of 'auto', 'reference', got 'cuda'"),
         ({"exact_window": -1}, "exact_window must be an integer >= 0, got -1"),
+        ({"exact_window": 8.0}, r"exact_window must be an integer >= 0, got 8\.0"),
+        ({"exact_window": (8, 8, 8)}, r"must be a number of tokens or \(rows, columns\), got \(8, 8, 8\)"),
+        ({"exact_window": (8, 0)}, "exact_window must be an integer >= 1, got 0"),
+        ({"exact_ends": (1, -1)}, "every entry of exact_ends must be an integer >= 0, got -1"),
+        ({"kernel": "relu", "exact_window": 8}, r"exact_window .* positive features \(.*\), got kernel='relu'"),
+        ({"kernel": "trig", "exact_ends": (1, 0)}, "positive features .* got kernel='trig'"),
+        ({"candidates": 0}, "candidates must be an integer >= 1, got 0"),
+        ({"candidates": 4, "kernel": "trig"}, "candidates must be 1 or None, got 4: kernel='trig'"),
+        ({"candidates": 4, "redraw": RedrawSchedule(10)}, "candidates must be 1 or None, got 4: a redraw would"),
+        ({"recalibrate": 100}, r"recalibrate must be a RedrawSchedule\(every=\.\.\., until=\.\.\.\) or None, got 100"),
+        ({"recalibrate": RedrawSchedule(10)}, "recalibrate needs statistics='calibrated', got 'sequence'"),
         ({"layers": ()}, r"layers must name at least one layer and none twice, got \(\)"),
         ({"layers": (1, 1)}, r"layers must name at least one layer and none twice, got \(1, 1\)"),
         ({"layers": (0, -1)}, "every entry of layers must be an integer >= 0, got -1"),
@@ -126,9 +160,6 @@ def test_an_impossible_value_is_refused_with_the_rule_and_the_value(options, mes
     [
         ("projection", "hadamard"),
         ("projection", "givens"),
-        ("preconditioning", "diagonal"),
-        ("preconditioning", "full"),
-        ("statistics", "calibrated"),
         ("backend", "cpu"),
         ("backend", "triton"),
     ],
@@ -136,12 +167,6 @@ def test_an_impossible_value_is_refused_with_the_rule_and_the_value(options, mes
 def test_a_planned_option_is_refused_as_not_available_yet(option, value):
     with pytest.raises(ConfigError, match=f"{option}='{value}' is not available in this version; choose one of"):
         FavorppConfig(**{option: value})
-
-
-@pytest.mark.parametrize("options", [{"exact_window": 64}, {"exact_ends": (1, 1)}])
-def test_exact_neighbourhoods_are_refused_as_not_available_yet(options):
-    with pytest.raises(ConfigError, match="exact neighbourhoods are not available in this version"):
-        FavorppConfig(**options)
 
 
 @pytest.mark.parametrize("ends", [3, None, "ab"])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_models import fingerprint, hidden_states, tiny_model, token_batch
 from torch import nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification
 
-from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.convert import converted_layers
-from hf_favorpp.errors import ConfigError, ConversionError
+from hf_favorpp import FavorppConfig, approximation_report, convert_to_favorpp, revert_to_softmax
+from hf_favorpp.errors import ConfigError, ConversionError, InputError
+from hf_favorpp.nn import converted_layers
 
 SMALL = FavorppConfig(num_features=16)
 
@@ -197,7 +197,7 @@ def test_every_option_reaches_the_layers(model, options):
 
 
 def test_print_shows_what_was_done(model):
-    assert "kernel='favor++', preconditioning='center', num_heads=4, num_features=16, head_dim=8" in str(model)
+    assert "kernel='favor++', preconditioning='center', statistics='sequence', exact_window=0" in str(model)
 
 
 def test_a_task_model_and_its_base_model_are_converted_alike():
@@ -309,3 +309,63 @@ def test_it_exports_for_any_batch_and_length(model, fresh_compiler):
     program = torch.export.export(model, (), token_batch(9, 5), dynamic_shapes=shapes).module()
     batch = token_batch(13, 5, 7)
     torch.testing.assert_close(hidden_states(program, batch), hidden_states(model, batch), rtol=0, atol=1e-5)
+
+
+# --- what may stay softmax ----------------------------------------------------------------------------------------
+
+
+CALIBRATION = [token_batch(9, 5, 12, seed=seed) for seed in range(3)]
+
+
+def test_layers_beyond_the_error_budget_stay_softmax(caplog, tmp_path):
+    config = FavorppConfig(num_features=8, preconditioning="none", candidates=1)
+    probe = convert_to_favorpp(tiny_model("bert", num_hidden_layers=3), config, calibration_data=CALIBRATION)
+    errors = approximation_report(probe, CALIBRATION[0]).layer_errors
+    budget = (sorted(errors)[0] + sorted(errors)[1]) / 2
+    model = tiny_model("bert", num_hidden_layers=3)
+    convert_to_favorpp(model, config, calibration_data=CALIBRATION, keep_softmax="auto", error_budget=budget)
+    kept = errors.index(min(errors))
+    assert [layer.layer for layer in converted_layers(model)] == [kept]
+    assert model.config.favorpp["layers"] == [kept]
+    assert caplog.text.count("stays softmax: its relative output error is") == 2
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(hidden_states(loaded, CALIBRATION[0]), hidden_states(model, CALIBRATION[0]))
+
+
+def test_a_generous_budget_converts_every_layer():
+    model = tiny_model("bert")
+    convert_to_favorpp(model, SMALL, calibration_data=CALIBRATION, keep_softmax="auto", error_budget=10)
+    assert len(converted_layers(model)) == 2
+    assert model.config.favorpp["layers"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"keep_softmax": "best"}, ConfigError, "keep_softmax must be 'auto' or None, got 'best'"),
+        ({"error_budget": 0.3}, ConfigError, r"error_budget=0\.3 needs keep_softmax='auto'"),
+        ({"keep_softmax": "auto"}, ConfigError, "keep_softmax='auto' needs calibration_data"),
+        (
+            {"keep_softmax": "auto", "error_budget": -1, "calibration_data": CALIBRATION},
+            ConfigError,
+            "error_budget must be a positive number, got -1",
+        ),
+        (
+            {"keep_softmax": "auto", "error_budget": 1e-9, "calibration_data": CALIBRATION},
+            ConversionError,
+            r"no layer keeps to error_budget=1e-09: the smallest relative output error is 0\.\d\d",
+        ),
+        (
+            {"keep_softmax": "auto", "calibration_data": iter(CALIBRATION)},
+            InputError,
+            "reads calibration_data twice: pass a DataLoader or a list",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_changes_nothing(options, error, message):
+    model = tiny_model("bert")
+    before = fingerprint(model)
+    with pytest.raises(error, match=message):
+        convert_to_favorpp(model, SMALL, **options)
+    assert fingerprint(model) == before

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import DataCollatorWithFlattening, PreTrainedModel
 
 from hf_favorpp import FavorppConfig, convert_to_favorpp
-from hf_favorpp.convert import converted_layers
 from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
+from hf_favorpp.nn import converted_layers
 from hf_favorpp.registration import register
 
 SMALL = FavorppConfig(num_features=16)

@@ -12,8 +12,8 @@ from tiny_models import fingerprint, hidden_states, tiny_config, tiny_model, tok
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_favorpp import FavorppConfig, RedrawSchedule, convert_to_favorpp
-from hf_favorpp.convert import converted_layers
 from hf_favorpp.errors import CheckpointError, ConfigError, UnsupportedModelError
+from hf_favorpp.nn import converted_layers
 
 OPTIONS = FavorppConfig(num_features=16, kernel="favor+", layers=(1,), redraw=RedrawSchedule(every=10), seed=3)
 OMEGA = "encoder.layer.{}.attention.self.favorpp.omega"

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from hf_favorpp.attention.reference import reference_attention
-from hf_favorpp.config import require_choice, require_preconditioning_fits
+from hf_favorpp.config import require_choice, require_neighbourhood_fits, require_preconditioning_fits
 from hf_favorpp.errors import ConfigError, InputError
-from hf_favorpp.features.preconditioning import Statistics
+from hf_favorpp.features.preconditioning import Preconditioner
+from hf_favorpp.features.statistics import Statistics
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -22,8 +23,11 @@ def favorpp_attention(
     query_mask: Tensor | None = None,
     kernel: str = "favor++",
     preconditioning: str = "none",
-    statistics: Statistics | None = None,
+    statistics: Statistics | Preconditioner | None = None,
+    log_weights: Tensor | None = None,
     is_causal: bool = False,
+    exact_window: int = 0,
+    exact_ends: tuple[int, int] = (0, 0),
     backend: str = "auto",
 ) -> Tensor:
     """Attend in time and memory linear in length: softmax(scaling Q K^T) V estimated by random features.
@@ -42,11 +46,19 @@ def favorpp_attention(
             queries stay out of the statistics.
         kernel: Feature map, see :class:`hf_favorpp.FavorppConfig`. ``"trig"`` has features of either sign, so its
             denominator can come near 0; it is there for comparison.
-        preconditioning: ``"none"`` or ``"center"``.
-        statistics: Calibrated moments of scaled queries and keys, broadcastable to (B, H, ...); None takes those of
-            each sequence.
+        preconditioning: ``"none"``, ``"center"``, ``"diagonal"`` or ``"full"``, see
+            :func:`hf_favorpp.features.preconditioning.precondition`.
+        statistics: Calibrated moments of scaled queries and keys, broadcastable to (B, H, ...), or the
+            preconditioner that was made of them; None takes those of each sequence.
+        log_weights: Logarithms of the weights of the projections, (H, M) or (M,), nats, with ``"favor++"`` and
+            ``"favor+"``; None means equal ones. Projections that were chosen for the data have them, see
+            :func:`hf_favorpp.features.fitting.fit_quadrature`.
         is_causal: Whether query i sees keys 0..i only; needs Lq = Lk, and ``statistics`` where the kernel or the
             preconditioning uses them, because those of a sequence look ahead.
+        exact_window: w; a query attends exactly to the real keys of its own block of w real tokens, and through
+            features to the others, under one normalisation. 0 for no block. Needs Lq = Lk and a positive kernel
+            that estimates softmax. With w >= Lk the result is softmax attention.
+        exact_ends: How many of the first and of the last real tokens every query attends to exactly.
         backend: ``"auto"`` or ``"reference"``, which are the same in this version.
 
     Returns:
@@ -62,18 +74,25 @@ def favorpp_attention(
     for name, choice in (("kernel", kernel), ("preconditioning", preconditioning), ("backend", backend)):
         require_choice(name, choice)
     require_preconditioning_fits(kernel, preconditioning)
+    neighbourhood = require_neighbourhood_fits(kernel, exact_window, exact_ends)
     _check_tensors(query, key, value)
     omega = _checked_omega(omega, query, kernel)
     _check_mask("key_mask", key_mask, key)
     _check_mask("query_mask", query_mask, query)
     if query_mask is None and query.shape[-2] == key.shape[-2]:
         query_mask = key_mask
+    if log_weights is not None:
+        _check_log_weights(log_weights, omega, kernel)
     if scaling is None:
         scaling = float(query.shape[-1] ** -0.5)
     if not scaling > 0:
         raise InputError(f"scaling must be positive, got {scaling!r}; negate the queries for a negative factor.")
     if is_causal:
         _check_causal(query, key, kernel, preconditioning, statistics)
+    if neighbourhood:
+        _check_neighbourhood(query, key, exact_window, is_causal)
+    if isinstance(statistics, Statistics) and preconditioning == "full" and statistics.covariance_x is None:
+        raise InputError("preconditioning='full' needs statistics with covariances; these hold variances only.")
     return reference_attention(
         query,
         key,
@@ -85,7 +104,10 @@ def favorpp_attention(
         kernel=kernel,
         preconditioning=preconditioning,
         statistics=statistics,
+        log_weights=log_weights,
         is_causal=is_causal,
+        exact_window=int(exact_window),
+        exact_ends=exact_ends,
     )
 
 
@@ -120,6 +142,16 @@ def _checked_omega(omega: Tensor | None, query: Tensor, kernel: str) -> Tensor:
     return omega
 
 
+def _check_log_weights(log_weights: Tensor, omega: Tensor, kernel: str) -> None:
+    if kernel not in ("favor++", "favor+"):
+        raise ConfigError(f"log_weights need kernel='favor++' or 'favor+', got kernel={kernel!r}.")
+    if log_weights.shape != omega.shape[:-1]:
+        raise InputError(
+            f"log_weights must hold one number per projection, {tuple(omega.shape[:-1])}, got "
+            f"{tuple(log_weights.shape)}."
+        )
+
+
 def _check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:
     if mask is None:
         return
@@ -132,7 +164,7 @@ def _check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:
 
 
 def _check_causal(
-    query: Tensor, key: Tensor, kernel: str, preconditioning: str, statistics: Statistics | None
+    query: Tensor, key: Tensor, kernel: str, preconditioning: str, statistics: Statistics | Preconditioner | None
 ) -> None:
     if kernel == "trig":
         raise ConfigError("is_causal=True needs a kernel with positive features, got kernel='trig'.")
@@ -145,4 +177,19 @@ def _check_causal(
             f"is_causal=True with kernel={kernel!r} and preconditioning={preconditioning!r} needs calibrated "
             f"statistics: those of the sequence itself would look ahead. Pass statistics=Statistics(...), or use "
             f"kernel='favor+' with preconditioning='none'."
+        )
+
+
+def _check_neighbourhood(query: Tensor, key: Tensor, exact_window: object, is_causal: bool) -> None:
+    if not isinstance(exact_window, int):
+        raise InputError(
+            f"exact_window must be a number of tokens here, got {exact_window!r}: queries do not say how their "
+            f"tokens lie in an image. Order them by tile first, see hf_favorpp.attention.tiles."
+        )
+    if is_causal:
+        raise ConfigError("exact_window and exact_ends are for bidirectional attention; got is_causal=True.")
+    if query.shape[-2] != key.shape[-2]:
+        raise InputError(
+            f"exact_window and exact_ends need as many queries as keys, got {query.shape[-2]} queries and "
+            f"{key.shape[-2]} keys."
         )

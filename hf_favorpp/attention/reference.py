@@ -1,83 +1,14 @@
-"""The plain implementation, which every faster one is tested against.
-
-All of it stays in log space: two chained softmaxes, no epsilon. See :func:`feature_attention`.
-"""
+"""The plain implementation, which every faster one is tested against."""
 
 import torch
 from torch import Tensor
 
-from hf_favorpp.features.baselines import elu_log_features, hyperbolic_logits, relu_log_features, trig_features
-from hf_favorpp.features.gerf import oprf_coefficient, projection_logits
-from hf_favorpp.features.preconditioning import Statistics, center, sequence_statistics
-
-CAUSAL_CHUNK = 16
-
-
-def feature_attention(log_phi_q: Tensor, log_phi_k: Tensor, value: Tensor) -> Tensor:
-    """Attend through positive features given by their logarithms.
-
-    The features first attend over the keys (S, z), then the queries over the features. This equals
-    phi(Q) (phi(K)^T V) / phi(Q) phi(K)^T 1 exactly, cannot overflow, and each output is a convex combination of
-    values. Terms of ``log_phi_q`` that are constant in m may be left out.
-
-    Args:
-        log_phi_q: (B, H, Lq, M), nats.
-        log_phi_k: (B, H, Lk, M), nats; -inf at padded keys.
-        value: (B, H, Lk, D).
-
-    Returns:
-        (B, H, Lq, D); zeros where a query meets no key at all.
-    """
-    weights, z = _softmax_and_logsumexp(log_phi_k, dim=-2)
-    S = weights.mT @ value
-    weights, _ = _softmax_and_logsumexp(log_phi_q + z.unsqueeze(-2), dim=-1)
-    return weights @ S
-
-
-def causal_feature_attention(log_phi_q: Tensor, log_phi_k: Tensor, value: Tensor) -> Tensor:
-    """Attend through positive features to the present and earlier keys only.
-
-    A running (z, S) summarises all earlier chunks; within a chunk the sum over features is explicit. Both stand side
-    by side in one softmax. Linear in length.
-
-    Args:
-        log_phi_q: (B, H, L, M), nats.
-        log_phi_k: (B, H, L, M), nats; -inf at padded keys.
-        value: (B, H, L, D).
-
-    Returns:
-        (B, H, L, D); zeros where a query meets no key at all.
-
-    Source:
-        Choromanski et al. 2021, arXiv:2009.14794, eq. 11.
-    """
-    batch, heads, _, num_features = log_phi_k.shape
-    z = log_phi_k.new_full((batch, heads, num_features), float("-inf"))
-    S = value.new_zeros(batch, heads, num_features, value.shape[-1])
-    outputs = []
-    chunks = (torch.split(t, CAUSAL_CHUNK, dim=-2) for t in (log_phi_q, log_phi_k, value))
-    for q, k, v in zip(*chunks, strict=True):
-        size = q.shape[-2]
-        _, logits = _softmax_and_logsumexp(q.unsqueeze(-2) + k.unsqueeze(-3), dim=-1)
-        future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-        logits = torch.cat((q + z.unsqueeze(-2), logits.masked_fill(future, float("-inf"))), dim=-1)
-        weights, _ = _softmax_and_logsumexp(logits, dim=-1)
-        outputs.append(weights @ torch.cat((S, v), dim=-2))
-        weights, z = _softmax_and_logsumexp(torch.cat((z.unsqueeze(-2), k), dim=-2), dim=-2)
-        S = weights[..., 0, :].unsqueeze(-1) * S + weights[..., 1:, :].mT @ v
-    return torch.cat(outputs, dim=-2)
-
-
-def _softmax_and_logsumexp(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return softmax and logsumexp; a slice of only -inf gives weights 0 and -inf, with finite gradients."""
-    shift = logits.detach().amax(dim, keepdim=True)
-    shift = shift.masked_fill(shift == float("-inf"), 0)
-    weights = (logits - shift).exp()
-    total = weights.sum(dim, keepdim=True)
-    empty = total == 0
-    total = total.masked_fill(empty, 1)
-    logsumexp = (shift + total.log()).masked_fill(empty, float("-inf"))
-    return weights / total, logsumexp.squeeze(dim)
+from hf_favorpp.attention.chained import causal_feature_attention, feature_attention, softmax_and_logsumexp
+from hf_favorpp.attention.neighbourhood import neighbourhood_attention
+from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
+from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.preconditioning import Preconditioner, precondition
+from hf_favorpp.features.statistics import Statistics, sequence_statistics
 
 
 def reference_attention(
@@ -91,8 +22,11 @@ def reference_attention(
     query_mask: Tensor | None,
     kernel: str,
     preconditioning: str,
-    statistics: Statistics | None,
+    statistics: Statistics | Preconditioner | None,
+    log_weights: Tensor | None,
     is_causal: bool,
+    exact_window: int,
+    exact_ends: tuple[int, int],
 ) -> Tensor:
     """Compute :func:`hf_favorpp.favorpp_attention` on validated arguments, in at least float32.
 
@@ -106,8 +40,11 @@ def reference_attention(
         query_mask: (B, Lq), bool, True = real, or None.
         kernel: Feature map.
         preconditioning: Change of variables before the features.
-        statistics: Calibrated statistics, or None for those of each sequence.
+        statistics: Calibrated moments or the preconditioner made of them; None for those of each sequence.
+        log_weights: Logarithms of the weights of the projections, (H, M) or (M,), or None for equal ones.
         is_causal: Whether a query sees only keys at its own and earlier positions.
+        exact_window: Tokens per exactly attended block, 0 for none.
+        exact_ends: How many first and last real tokens every query sees exactly.
 
     Returns:
         (B, H, Lq, D), dtype of ``query``.
@@ -124,21 +61,31 @@ def reference_attention(
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         if kernel in ("relu", "elu"):
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
-        else:
-            x, y, key_bias, A = _precondition(
-                query, key, scaling, key_mask, query_mask, kernel, preconditioning, statistics
-            )
-            if kernel == "trig":
-                return _trig_attention(x, y, value, omega, key_bias, key_mask).to(dtype)
-            if kernel == "favor+hyperbolic":
-                log_phi_q, log_phi_k = hyperbolic_logits(x, omega), hyperbolic_logits(y, omega)
-            else:
-                log_phi_q, log_phi_k = projection_logits(x, omega, A), projection_logits(y, omega, A)
-            log_phi_k = log_phi_k + (key_bias - y.square().sum(-1) / 2).unsqueeze(-1)
-        if key_mask is not None:
-            log_phi_k = log_phi_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
-        attend = causal_feature_attention if is_causal else feature_attention
-        return attend(log_phi_q, log_phi_k, value).to(dtype)
+            return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
+        x, y = query * scaling**0.5, key * scaling**0.5
+        change = _preconditioner(x, y, key_mask, query_mask, kernel, preconditioning, statistics)
+        centred_x, y, key_weight = change.shift(x, y)
+        if kernel == "trig":
+            projections = change.fold(omega)
+            return _trig_attention(centred_x, y, value, projections, key_weight, change, key_mask).to(dtype)
+        nodes, node_weights = quadrature(kernel, omega, change.coefficient)
+        if log_weights is not None:
+            node_weights = node_weights + log_weights.to(compute)
+        query_projection, key_projection = change.fold(nodes)
+        log_phi_q = centred_x @ query_projection.mT + node_weights.unsqueeze(-2)
+        log_phi_k = y @ key_projection.mT + (key_weight - change.sq_norm_y(y) / 2).unsqueeze(-1)
+        if exact_window or any(exact_ends):
+            log_phi_q = log_phi_q - change.sq_norm_x(centred_x).unsqueeze(-1) / 2
+            out = neighbourhood_attention(log_phi_q, log_phi_k, x, y, value, key_mask, exact_window, exact_ends)
+            return out.to(dtype)
+        return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
+
+
+def _attend(log_phi_q: Tensor, log_phi_k: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
+    if key_mask is not None:
+        log_phi_k = log_phi_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
+    attend = causal_feature_attention if is_causal else feature_attention
+    return attend(log_phi_q, log_phi_k, value)
 
 
 def _zero_padding(x: Tensor, mask: Tensor) -> Tensor:
@@ -152,39 +99,41 @@ def _baseline_log_features(query: Tensor, key: Tensor, omega: Tensor, kernel: st
     return relu_log_features(query, omega), relu_log_features(key, omega)
 
 
-def _precondition(
-    query: Tensor,
-    key: Tensor,
-    scaling: float,
+def _preconditioner(
+    x: Tensor,
+    y: Tensor,
     key_mask: Tensor | None,
     query_mask: Tensor | None,
     kernel: str,
     preconditioning: str,
-    statistics: Statistics | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return preconditioned x and y, the log-weight of each key (B, H, Lk), and A (B, H) or None for A = 0."""
-    x, y = query * scaling**0.5, key * scaling**0.5
-    if statistics is None and (kernel == "favor++" or preconditioning != "none"):
-        statistics = sequence_statistics(x, y, query_mask, key_mask)
-    A = None
-    if kernel == "favor++":
-        assert statistics is not None
-        A = oprf_coefficient(statistics.psi(preconditioning).to(x.dtype), x.shape[-1])
-    if preconditioning == "none":
-        return x, y, y.new_zeros(y.shape[:-1]), A
-    assert statistics is not None
-    return *center(x, y, statistics), A
+    statistics: Statistics | Preconditioner | None,
+) -> Preconditioner:
+    """Return the given preconditioner, or make it of the given moments or of those of each sequence."""
+    if isinstance(statistics, Preconditioner):
+        return Preconditioner(*(None if t is None else t.to(x.dtype) for t in statistics))
+    if statistics is None:
+        if kernel != "favor++" and preconditioning == "none":
+            return Preconditioner()
+        covariance = preconditioning == "full"
+        statistics = sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
+    return Preconditioner(*(None if t is None else t.to(x.dtype) for t in precondition(statistics, preconditioning)))
 
 
 def _trig_attention(
-    x: Tensor, y: Tensor, value: Tensor, omega: Tensor, key_bias: Tensor, key_mask: Tensor | None
+    x: Tensor,
+    y: Tensor,
+    value: Tensor,
+    projections: tuple[Tensor, Tensor],
+    key_weight: Tensor,
+    change: Preconditioner,
+    key_mask: Tensor | None,
 ) -> Tensor:
     """Attend through features of either sign: there is no log space, and the denominator may come near 0 or below."""
-    log_weight = key_bias + y.square().sum(-1) / 2
+    log_weight = key_weight + change.sq_norm_y(y) / 2
     if key_mask is not None:
         log_weight = log_weight.masked_fill(~key_mask[:, None], float("-inf"))
-    weight, _ = _softmax_and_logsumexp(log_weight, dim=-1)
-    phi_q, phi_k = trig_features(x, omega), trig_features(y, omega) * weight.unsqueeze(-1)
+    weight, _ = softmax_and_logsumexp(log_weight, dim=-1)
+    phi_q, phi_k = trig_features(x, projections[0]), trig_features(y, projections[1]) * weight.unsqueeze(-1)
     denominator = phi_q @ phi_k.sum(-2).unsqueeze(-1)
     nothing = denominator == 0
     return (phi_q @ (phi_k.mT @ value)).masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)

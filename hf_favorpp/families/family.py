@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from hf_favorpp.attention.tiles import Grid
+
 
 def _causal_stays(attention: nn.Module) -> str | None:
     if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
@@ -22,6 +24,7 @@ class Family:
         geometry: Returns (num_heads, head_dim) of such a module.
         dropout_option: Name of the config option that holds the dropout rate of attention weights.
         stays_softmax: Returns why a module is left on softmax, or None where it can be converted.
+        grid: Returns how a number of tokens lies in an image; None for families without images.
     """
 
     model_types: tuple[str, ...]
@@ -29,6 +32,7 @@ class Family:
     geometry: Callable[[nn.Module], tuple[int, int]]
     dropout_option: str
     stays_softmax: Callable[[nn.Module], str | None] = _causal_stays
+    grid: Callable[[nn.Module, int], Grid] | None = None
 
 
 def attribute(path: str) -> Callable[[nn.Module], int]:

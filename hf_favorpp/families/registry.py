@@ -11,8 +11,10 @@ from hf_favorpp.families.distilbert import DISTILBERT
 from hf_favorpp.families.family import Family
 from hf_favorpp.families.modernbert import MODERNBERT
 from hf_favorpp.families.rotary import EUROBERT, NOMIC_BERT
+from hf_favorpp.families.vit import VIT
+from hf_favorpp.families.wav2vec2 import WAV2VEC2
 
-FAMILIES: tuple[Family, ...] = (BERT, DISTILBERT, ALBERT, EUROBERT, NOMIC_BERT, MODERNBERT)
+FAMILIES: tuple[Family, ...] = (BERT, DISTILBERT, ALBERT, EUROBERT, NOMIC_BERT, MODERNBERT, VIT, WAV2VEC2)
 _BY_CLASS = {name: family for family in FAMILIES for name in family.attention_classes}
 
 

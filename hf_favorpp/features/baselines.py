@@ -4,23 +4,6 @@ import torch
 from torch import Tensor
 
 
-def hyperbolic_logits(x: Tensor, omega: Tensor) -> Tensor:
-    """Return the logarithms of exp(w.x) and exp(-w.x), the features of hyperbolic FAVOR+ but for exp(-|x|^2/2).
-
-    Args:
-        x: Scaled queries or keys, (B, H, L, d).
-        omega: Projections, (H, M, d) or (M, d).
-
-    Returns:
-        Logits in nats, (B, H, L, 2M).
-
-    Source:
-        Choromanski et al. 2021, arXiv:2009.14794, Lemma 1 (SM^hyp+).
-    """
-    projected = x @ omega.mT
-    return torch.cat((projected, -projected), dim=-1)
-
-
 def relu_log_features(x: Tensor, omega: Tensor) -> Tensor:
     """Return log relu(w.x), -inf where the feature is 0.
 

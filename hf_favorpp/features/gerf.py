@@ -1,5 +1,7 @@
 """Generalised exponential random features: FAVOR+ (A = 0) and FAVOR++ (the A of least variance)."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,47 +28,32 @@ def oprf_coefficient(psi: Tensor, head_dim: int) -> Tensor:
     return (1 - 1 / rho) / 8
 
 
-def projection_logits(x: Tensor, omega: Tensor, coefficient: Tensor | None = None) -> Tensor:
-    r"""Return the part of log phi that depends on the projection: :math:`A |w_m|^2 + \sqrt{1 - 4A}\, w_m^\top x`.
+def quadrature(kernel: str, omega: Tensor, coefficient: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Return the nodes v and log-weights b with which positive random features estimate exp(x.y).
 
-    The rest of log phi is constant in m. It cancels on the query side of attention and is a bias per key on the
-    other.
+    .. math:: e^{x^\top y} \approx \sum_m e^{b_m}\, e^{v_m^\top x - |x|^2/2}\, e^{v_m^\top y - |y|^2/2}
 
-    Args:
-        x: Scaled queries or keys, (B, H, L, d), float.
-        omega: Projections, (H, M, d) or (M, d), same dtype.
-        coefficient: A, (B, H), same dtype; None is A = 0, FAVOR+.
-
-    Returns:
-        Logits in nats, (B, H, L, M).
-
-    Source:
-        Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.1 with s = +1 and real A.
-    """
-    projected = x @ omega.mT
-    if coefficient is None:
-        return projected
-    A = coefficient[..., None, None]
-    return A * omega.square().sum(-1).unsqueeze(-2) + torch.sqrt(1 - 4 * A) * projected
-
-
-def gerf_log_features(x: Tensor, omega: Tensor, coefficient: Tensor | None = None) -> Tensor:
-    r"""Return log phi in full, so that the mean over w of phi(x) phi(y) is exp(x.y).
-
-    .. math:: \log\phi_m(x) = A |w_m|^2 + \sqrt{1-4A}\, w_m^\top x - |x|^2/2 + \tfrac d4 \log(1-4A)
+    The feature map :math:`\log\phi_m(x) = \sum_c A_c w_{mc}^2 + \sum_c \sqrt{1-4A_c}\, w_{mc} x_c - |x|^2/2 +
+    \tfrac14 \sum_c \log(1-4A_c)` splits into :math:`v_m = \sqrt{1-4A}\, w_m` and what does not depend on x, which a
+    product phi(x) phi(y) / M holds twice. FAVOR+ is A = 0; its hyperbolic form has the nodes w and -w.
 
     Args:
-        x: Scaled queries or keys, (B, H, L, d), float.
-        omega: Projections with standard normal marginals, (H, M, d) or (M, d), same dtype.
-        coefficient: A, (B, H), same dtype; None is A = 0, FAVOR+.
+        kernel: ``"favor++"``, ``"favor+"`` or ``"favor+hyperbolic"``.
+        omega: Projections w with standard normal marginals, (H, M, d) or (M, d), float.
+        coefficient: A, (..., H, d), or (..., H, 1) for one that all coordinates share; only ``"favor++"`` uses it.
 
     Returns:
-        Log-features in nats, (B, H, L, M).
+        Nodes (..., H, M, d) and log-weights (..., H, M) in nats, or 2M of them for ``"favor+hyperbolic"``.
 
     Source:
-        Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.1 with s = +1 and real A.
+        Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.1 with s = +1 and real A, one per coordinate;
+        Choromanski et al. 2021, arXiv:2009.14794, Lemma 1.
     """
-    log_phi = projection_logits(x, omega, coefficient) - x.square().sum(-1, keepdim=True) / 2
-    if coefficient is None:
-        return log_phi
-    return log_phi + x.shape[-1] / 4 * torch.log1p(-4 * coefficient)[..., None, None]
+    if kernel == "favor+hyperbolic":
+        omega = torch.cat((omega, -omega), dim=-2)
+    if kernel != "favor++":
+        return omega, omega.new_full(omega.shape[:-1], -math.log(omega.shape[-2]))
+    assert coefficient is not None
+    A = coefficient.unsqueeze(-2)
+    log_constant = torch.log1p(-4 * A).expand(*A.shape[:-1], omega.shape[-1]).sum(-1) / 2 - math.log(omega.shape[-2])
+    return torch.sqrt(1 - 4 * A) * omega, 2 * (A * omega.square()).sum(-1) + log_constant

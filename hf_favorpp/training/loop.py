@@ -79,6 +79,7 @@ def train(
     settings: LoopSettings,
     *,
     on_step_begin: Callable[[nn.Module, int], object] | None = None,
+    on_step_end: Callable[[nn.Module, int], object] | None = None,
     compute_loss: Callable[[nn.Module, Batch], Tensor] = loss_of_output,
     count_tokens: Callable[[Batch], Tensor] = count_real_tokens,
 ) -> TrainingReport:
@@ -96,6 +97,8 @@ def train(
         settings: The rest.
         on_step_begin: Called with the prepared model and the number of completed optimizer steps before each
             optimizer step, once per step whatever the accumulation. Feature redraws go here.
+        on_step_end: Called with the prepared model and the number of completed optimizer steps after each of them,
+            before a checkpoint is written.
         compute_loss: Loss of a micro-batch.
         count_tokens: Tokens of a micro-batch, for the throughput.
 
@@ -103,7 +106,7 @@ def train(
         The report, equal on all ranks but for the memory.
     """
     run = _Run(accelerator, model, optimizer, train_loader, settings)
-    run.evaluate, run.on_step_begin = evaluate, on_step_begin
+    run.evaluate, run.on_step_begin, run.on_step_end = evaluate, on_step_begin, on_step_end
     run.compute_loss, run.count_tokens = compute_loss, count_tokens
     return run.finish()
 
@@ -113,6 +116,7 @@ class _Run:
 
     evaluate: Callable[[nn.Module], Mapping[str, float]]
     on_step_begin: Callable[[nn.Module, int], object] | None
+    on_step_end: Callable[[nn.Module, int], object] | None
     compute_loss: Callable[[nn.Module, Batch], Tensor]
     count_tokens: Callable[[Batch], Tensor]
 
@@ -224,6 +228,8 @@ class _Run:
         if not self.accelerator.optimizer_step_was_skipped:  # fp16: the gradient overflowed, the weights stayed
             self.scheduler.step()
         progress.completed_steps += 1
+        if self.on_step_end is not None:
+            self.on_step_end(self.model, progress.completed_steps)
         self.bar.update()
         if progress.completed_steps % self.settings.log_every == 0:
             values = {"loss": loss.item(), "learning_rate": self.scheduler.get_last_lr()[0]}

@@ -3,6 +3,8 @@
 import torch
 
 from hf_favorpp.features.gerf import oprf_coefficient
+from hf_favorpp.features.preconditioning import precondition
+from hf_favorpp.features.statistics import sequence_statistics
 
 F64 = torch.float64
 
@@ -31,6 +33,12 @@ def _one_head(q, k, v, w, scaling, kernel, preconditioning):
         mean_x, mean_y = x.mean(0), y.mean(0)
         x, y = x - mean_x, y - mean_y
         weight = torch.exp(y @ mean_x)
+    if preconditioning in ("diagonal", "full"):
+        change = precondition(sequence_statistics(x[None, None], y[None, None], covariance=True), preconditioning)
+        mean_x, mean_y = x.mean(0), y.mean(0)
+        x, y = x - mean_x, y - mean_y
+        weight = torch.exp(y @ mean_x)
+        x, y = x @ change.transform_x[0, 0].T, y @ torch.linalg.inv(change.transform_x[0, 0])
     if kernel == "relu":
         phi_q, phi_k = (q @ w.T).relu(), (k @ w.T).relu()
     elif kernel == "elu":
@@ -42,8 +50,10 @@ def _one_head(q, k, v, w, scaling, kernel, preconditioning):
     else:
         A = torch.zeros((), dtype=F64)
         if kernel == "favor++":
-            pairs = (x.unsqueeze(1) + y.unsqueeze(0)).square().sum(-1)
-            A = oprf_coefficient(pairs.mean(), x.shape[-1])
+            pairs = (x.unsqueeze(1) + y.unsqueeze(0)).square()
+            A = oprf_coefficient(pairs.sum(-1).mean(), x.shape[-1])
+            if preconditioning in ("diagonal", "full"):
+                A = change.coefficient[0, 0]
         phi_q, phi_k = positive(x, w, A), positive(y, w, A)
     numerator = phi_q @ (phi_k.T @ (weight.unsqueeze(-1) * v))
     return numerator / (phi_q @ (phi_k.T @ weight)).unsqueeze(-1)
@@ -51,8 +61,9 @@ def _one_head(q, k, v, w, scaling, kernel, preconditioning):
 
 def positive(x, w, A):
     d = x.shape[-1]
-    log_phi = A * w.square().sum(-1) + (1 - 4 * A).sqrt() * (x @ w.T) - x.square().sum(-1, keepdim=True) / 2
-    return torch.exp(log_phi) * (1 - 4 * A) ** (d / 4)
+    A = A.expand(d)
+    log_phi = (A * w.square()).sum(-1) + x @ ((1 - 4 * A).sqrt() * w).T - x.square().sum(-1, keepdim=True) / 2
+    return torch.exp(log_phi) * ((1 - 4 * A) ** 0.25).prod()
 
 
 def hyperbolic(x, w):

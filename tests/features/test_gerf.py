@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hf_favorpp.features.baselines import hyperbolic_logits, trig_features
-from hf_favorpp.features.gerf import gerf_log_features, oprf_coefficient, projection_logits
+from hf_favorpp.features.baselines import trig_features
+from hf_favorpp.features.gerf import oprf_coefficient, quadrature
 from hf_favorpp.features.variance import (
     gerf_log_second_moment,
     hyperbolic_log_second_moment,
@@ -28,11 +28,12 @@ def iid(num_draws, head_dim, seed=1):
     return torch.randn(num_draws, head_dim, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def estimates(x, y, omega, A):
-    """phi_m(x) phi_m(y) / exp(x.y), one estimate per projection."""
-    coefficient = None if A is None else torch.full((1, 1), A, dtype=F64)
-    product = gerf_log_features(x, omega, coefficient) + gerf_log_features(y, omega, coefficient)
-    return (product - (x * y).sum()).exp().flatten()
+def estimates(x, y, omega, A, kernel="favor++"):
+    """One estimate of exp(x.y) / exp(x.y) per node; their mean is what attention uses."""
+    A = None if A is None else torch.as_tensor(A, dtype=F64).expand(1, 1, -1)
+    nodes, log_weights = quadrature("favor+" if A is None and kernel == "favor++" else kernel, omega, A)
+    log_product = (x + y) @ nodes.mT + (log_weights - (x.square().sum() + y.square().sum()) / 2).unsqueeze(-2)
+    return (log_product + math.log(nodes.shape[-2]) - (x * y).sum()).exp().flatten()
 
 
 def assert_moments(sample, mean, variance):
@@ -44,20 +45,26 @@ def assert_moments(sample, mean, variance):
 
 
 @pytest.mark.parametrize("head_dim", [1, 4, 16])
-@pytest.mark.parametrize("A", [None, -0.02, -0.1])
+@pytest.mark.parametrize("A", [None, [-0.02], [-0.1]])
 def test_positive_features_are_unbiased_with_the_variance_of_eq_6(head_dim, A):
     x, y = two_points(head_dim)
     sample = estimates(x, y, iid(DRAWS, head_dim), A)
-    log_second_moment = gerf_log_second_moment((x + y).square().sum(), A or 0.0, head_dim)
+    log_second_moment = gerf_log_second_moment((x + y).square().sum(), A[0] if A else 0.0, head_dim)
+    assert_moments(sample, 1.0, relative_variance(log_second_moment).item())
+
+
+def test_one_coefficient_per_coordinate_is_unbiased_and_its_variance_factorises():
+    head_dim = 6
+    x, y = two_points(head_dim)
+    A = -torch.linspace(0, 0.15, head_dim, dtype=F64)
+    sample = estimates(x, y, iid(DRAWS, head_dim), A)
+    log_second_moment = gerf_log_second_moment((x + y).square().flatten(), A, 1).sum()
     assert_moments(sample, 1.0, relative_variance(log_second_moment).item())
 
 
 def test_hyperbolic_features_are_unbiased_with_their_variance():
     x, y = two_points(8)
-    omega = iid(DRAWS, 8)
-    product = hyperbolic_logits(x, omega) + hyperbolic_logits(y, omega)
-    log_norm = -(x.square().sum() + y.square().sum()) / 2 - (x * y).sum()
-    sample = (product + log_norm).exp().reshape(2, DRAWS).mean(0)
+    sample = estimates(x, y, iid(DRAWS, 8), None, "favor+hyperbolic").reshape(2, DRAWS).mean(0)
     expected = relative_variance(hyperbolic_log_second_moment((x + y).square().sum())).item()
     assert_moments(sample, 1.0, expected)
 
@@ -88,11 +95,11 @@ def test_rho_stays_in_its_range_over_all_magnitudes():
 
 
 def test_vanishing_psi_gives_favor_plus():
-    x = two_points(16)[0]
     omega = iid(32, 16)
-    A = oprf_coefficient(torch.zeros(1, 1, dtype=F64), 16)
+    A = oprf_coefficient(torch.zeros(1, 1, 1, dtype=F64), 16)
     assert A.item() == 0
-    assert torch.equal(gerf_log_features(x, omega, A), gerf_log_features(x, omega, None))
+    for got, expected in zip(quadrature("favor++", omega, A), quadrature("favor+", omega), strict=True):
+        assert torch.equal(got, expected.expand_as(got))
     assert oprf_coefficient(torch.tensor(1e-10, dtype=F64), 16).item() == pytest.approx(0, abs=1e-11)
 
 
@@ -104,11 +111,3 @@ def test_coefficient_is_the_minimum_of_the_closed_form_variance(psi, head_dim):
     at_best = gerf_log_second_moment(u, best, head_dim)
     for A in torch.linspace(-2.0, 0.05, 400, dtype=F64):
         assert at_best <= gerf_log_second_moment(u, A, head_dim) + 1e-12
-
-
-def test_query_logits_differ_from_log_features_by_a_constant_in_m():
-    x = torch.randn(2, 3, 5, 8, dtype=F64)
-    omega = torch.randn(3, 7, 8, dtype=F64)
-    A = -torch.rand(2, 3, dtype=F64)
-    difference = gerf_log_features(x, omega, A) - projection_logits(x, omega, A)
-    assert difference.std(-1).max() < 1e-12

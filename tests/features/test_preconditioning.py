@@ -1,61 +1,120 @@
-"""Statistics over real tokens only, and the invariance of softmax under centring."""
+"""Changes of variables: softmax must not notice them, and the variance must fall."""
+
+from itertools import pairwise
 
 import pytest
 import torch
 
-from hf_favorpp.features.preconditioning import Statistics, center, sequence_statistics
+from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.preconditioning import precondition
+from hf_favorpp.features.statistics import sequence_statistics
 
 F64 = torch.float64
+KINDS = ("none", "center", "diagonal", "full")
 
 
-def test_psi_is_the_mean_over_all_real_pairs():
-    x, y = torch.randn(2, 3, 5, 4, dtype=F64) + 1, torch.randn(2, 3, 7, 4, dtype=F64) - 2
-    query_mask = torch.tensor([[True] * 5, [True, True, False, True, False]])
-    key_mask = torch.tensor([[True] * 7, [False, True, True, True, False, False, True]])
-    psi = sequence_statistics(x, y, query_mask, key_mask).psi("none")
-    centred = sequence_statistics(x, y, query_mask, key_mask).psi("center")
-    for b in range(2):
-        for h in range(3):
-            xs, ys = x[b, h, query_mask[b]], y[b, h, key_mask[b]]
-            pairs = torch.stack([(xi + yj).square().sum() for xi in xs for yj in ys])
-            assert psi[b, h].item() == pytest.approx(pairs.mean().item(), rel=1e-12)
-            xs, ys = xs - xs.mean(0), ys - ys.mean(0)
-            pairs = torch.stack([(xi + yj).square().sum() for xi in xs for yj in ys])
-            assert centred[b, h].item() == pytest.approx(pairs.mean().item(), rel=1e-12)
+def correlated(batch=2, heads=3, length=40, head_dim=6, seed=0):
+    """Queries and keys with means, and with covariances that are far from round and not aligned."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=F64)  # ruff: ignore[lambda-assignment]
+    mix = draw(2, 1, heads, head_dim, head_dim) * torch.logspace(-1, 0.3, head_dim, dtype=F64)
+    return (draw(batch, heads, length, head_dim) @ mix[side] + draw(batch, heads, 1, head_dim) for side in (0, 1))
 
 
-def test_different_lengths_each_divide_by_their_own_count():
-    x, y = torch.randn(1, 1, 3, 4, dtype=F64), torch.randn(1, 1, 300, 4, dtype=F64)
-    statistics = sequence_statistics(x, y)
-    assert torch.allclose(statistics.mean_x, x.mean(-2))
-    assert torch.allclose(statistics.mean_y, y.mean(-2))
+def transformed(x, y, kind, **masks):
+    change = precondition(sequence_statistics(x, y, covariance=True, **masks), kind)
+    x, y, key_weight = change.shift(x, y)
+    if change.transform_x is not None:
+        x, y = x @ change.transform_x.mT, y @ change.transform_y.mT
+    return x, y, key_weight, change
 
 
-def test_statistics_have_no_gradient():
-    x = torch.randn(1, 2, 5, 4, requires_grad=True)
-    assert not any(moment.requires_grad for moment in sequence_statistics(x, x))
+@pytest.mark.parametrize("length", [1, 2, 5, 40, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_softmax_does_not_change(kind, length):
+    x, y = correlated(length=length)
+    x_, y_, key_weight, _ = transformed(x, y, kind)
+    changed = torch.softmax(x_ @ y_.mT + key_weight.unsqueeze(-2), dim=-1)
+    assert (changed - torch.softmax(x @ y.mT, dim=-1)).abs().max() < 1e-12
 
 
-def test_a_sequence_without_real_tokens_gives_zeros():
-    x = torch.randn(2, 2, 5, 4)
-    mask = torch.tensor([[True] * 5, [False] * 5])
-    for moment in sequence_statistics(x, x, mask, mask):
-        assert torch.isfinite(moment).all()
-        assert (moment[1] == 0).all()
+def test_full_makes_both_covariances_the_same_diagonal_matrix():
+    x, y, _, change = transformed(*correlated(length=100_000, batch=1), "full")
+    moments = sequence_statistics(x, y, covariance=True)
+    diagonal = torch.diag_embed(moments.variance_x)
+    scale = moments.variance_x.amax()
+    assert (moments.covariance_x - diagonal).abs().max() < 1e-3 * scale  # the ridge is 1e-4 of the mean variance
+    assert (moments.covariance_y - diagonal).abs().max() < 1e-3 * scale
+    assert (change.coefficient < 0).all()
 
 
-def test_psi_keeps_its_digits_at_a_large_mean():
-    """Mean squares minus squared means would lose the spread entirely here in float32."""
-    x = torch.randn(1, 1, 100, 8) + 3000
-    psi = sequence_statistics(x, x).psi("center")
-    assert psi.item() == pytest.approx(2 * (x.double() - x.double().mean(-2)).square().sum(-1).mean().item(), rel=1e-3)
+def test_diagonal_balances_the_variances():
+    x, y, _, change = transformed(*correlated(length=100_000, batch=1), "diagonal")
+    moments = sequence_statistics(x, y)
+    assert torch.allclose(moments.variance_x, moments.variance_y, rtol=0.02)
+    assert torch.allclose(change.transform_x @ change.transform_y, torch.eye(6, dtype=F64).expand(1, 3, 6, 6))
 
 
-def test_softmax_does_not_change_under_centring():
-    x, y = torch.randn(2, 3, 5, 4, dtype=F64) + 1, torch.randn(2, 3, 7, 4, dtype=F64) - 2
-    statistics = Statistics(
-        torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 3, 4, dtype=F64), torch.ones(2, 3), torch.ones(2, 3)
-    )
-    plain = torch.softmax(x @ y.mT, dim=-1)
-    x, y, log_weight = center(x, y, statistics)
-    assert (torch.softmax(x @ y.mT + log_weight.unsqueeze(-2), dim=-1) - plain).abs().max() < 1e-13
+def test_each_preconditioning_leaves_less_to_estimate_than_the_one_before():
+    """psi, in which the variance is exponential, falls from one to the next."""
+    x, y = correlated(length=500)
+    psi = []
+    for kind in KINDS:
+        x_, y_, _, _ = transformed(x, y, kind)
+        psi.append(sequence_statistics(x_, y_).psi(centred=False).mean().item())
+    assert all(later < 0.97 * earlier for earlier, later in pairwise(psi))
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_fewer_tokens_than_coordinates_stay_bounded(kind):
+    for length in (1, 2, 3):
+        x, y = correlated(length=length)
+        x_, y_, _, change = transformed(x, y, kind)
+        assert all(torch.isfinite(t).all() for t in (x_, y_, *change))
+        products = change.transform_x @ change.transform_y.mT
+        assert torch.allclose(products, torch.eye(6, dtype=F64).expand_as(products), atol=1e-9)
+        assert torch.linalg.cond(change.transform_x).max() < 1e3
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_without_any_variance_the_transform_is_the_identity(kind):
+    x = torch.ones(1, 2, 5, 4, dtype=F64)
+    change = precondition(sequence_statistics(x, x, covariance=True), kind)
+    identity = torch.eye(4, dtype=F64).expand(1, 2, 4, 4)
+    assert torch.allclose(change.transform_x.abs(), identity, atol=1e-12)
+    assert torch.isfinite(change.coefficient).all()
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_an_overflow_shows_as_nan_instead_of_stopping_the_run(kind):
+    x, y = correlated()
+    x[0, 0, 0] = torch.inf
+    change = precondition(sequence_statistics(x, y, covariance=True), kind)
+    assert torch.isfinite(change.transform_x).all()
+    assert not torch.isfinite(change.center_x[0, 0]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_transforms_fold_into_the_projections(kind):
+    x, y = correlated()
+    x_, y_, _, change = transformed(x, y, kind)
+    nodes, _ = quadrature("favor++", torch.randn(3, 7, 6, dtype=F64), change.coefficient)
+    query_projection, key_projection = change.fold(nodes)
+    x, y, _ = change.shift(x, y)
+    assert torch.allclose(x @ query_projection.mT, x_ @ nodes.mT, atol=1e-9)
+    assert torch.allclose(y @ key_projection.mT, y_ @ nodes.mT, atol=1e-9)
+    assert torch.allclose(change.sq_norm_x(x), x_.square().sum(-1), atol=1e-9)
+    assert torch.allclose(change.sq_norm_y(y), y_.square().sum(-1), atol=1e-9)
+
+
+def test_float32_statistics_are_decomposed_in_float64():
+    """Condition numbers of 1e5 in either covariance: in float32 the transform would miss its inverse by far."""
+    x, y = correlated(length=2000)
+    x, y = (t * torch.logspace(0, 2.5, 6, dtype=F64) for t in (x, y))
+    exact = precondition(sequence_statistics(x, y, covariance=True), "full")
+    rounded = precondition(sequence_statistics(x.float(), y.float(), covariance=True), "full")
+    assert rounded.transform_x.dtype == torch.float32
+    x_ = (x - exact.center_x.unsqueeze(-2)) @ rounded.transform_x.double().mT
+    y_ = (y - exact.center_y.unsqueeze(-2)) @ rounded.transform_y.double().mT
+    plain = (x - exact.center_x.unsqueeze(-2)) @ (y - exact.center_y.unsqueeze(-2)).mT
+    assert (x_ @ y_.mT - plain).norm() < 1e-6 * plain.norm()

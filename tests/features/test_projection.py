@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_favorpp.errors import ConfigError
-from hf_favorpp.features.gerf import gerf_log_features
+from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.projection import draw_projections
 
 
@@ -65,10 +65,9 @@ def test_orthogonal_projections_have_less_variance_than_independent_ones():
     variance = {}
     for projection in ("orthogonal", "iid"):
         omega = draw_projections(heads, head_dim, head_dim, projection=projection).double()
-        log_product = gerf_log_features(x.expand(1, heads, 1, -1), omega, A) + gerf_log_features(
-            y.expand(1, heads, 1, -1), omega, A
-        )
-        variance[projection] = log_product.exp().mean(-1).var()
+        nodes, log_weights = quadrature("favor++", omega, A)
+        log_product = (x + y) @ nodes.mT + log_weights.unsqueeze(-2)
+        variance[projection] = log_product.exp().sum(-1).var()
     assert variance["orthogonal"] < 0.95 * variance["iid"]
 
 

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf_favorpp import FavorppCallback, FavorppConfig, RedrawSchedule, convert_to_favorpp
-from hf_favorpp.convert import converted_layers
 from hf_favorpp.errors import ConversionError
+from hf_favorpp.nn import converted_layers
 
 EVERY_TWO = FavorppConfig(num_features=16, redraw=RedrawSchedule(every=2))
 

@@ -1,0 +1,45 @@
+"""Two-dimensional neighbourhoods: patches in the order of tiles, so that a block of tokens is a tile of the image."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Grid(NamedTuple):
+    """How the tokens of an image are laid out: special tokens first, then the patches, row by row.
+
+    Attributes:
+        prefix: Class, distillation and register tokens.
+        rows: Rows of patches.
+        columns: Columns of patches.
+    """
+
+    prefix: int
+    rows: int
+    columns: int
+
+
+def tile_order(grid: Grid, tile: tuple[int, int], device: torch.device) -> Tensor:
+    """Return the order of tokens in which every run of ``rows * columns`` of a tile is one tile of the image.
+
+    Where tiles of that size do not divide the image, as few as can cover it are made about equally large, and a run
+    reaches into the next one: they follow each other like a snake, so that it is a neighbour. The special tokens come
+    last, out of the way of the tiles.
+
+    Args:
+        grid: The layout of the tokens.
+        tile: Rows and columns of patches in a tile.
+        device: Of the result.
+
+    Returns:
+        A permutation of the tokens, (L,), int64.
+    """
+    row = torch.arange(grid.rows, device=device).unsqueeze(-1)
+    column = torch.arange(grid.columns, device=device)
+    down, across = -(-grid.rows // tile[0]), -(-grid.columns // tile[1])
+    tile_row, tile_column = row * down // grid.rows, column * across // grid.columns
+    snake = torch.where(tile_row % 2 == 0, tile_column, across - 1 - tile_column)
+    key = (tile_row * across + snake) * grid.rows * grid.columns + row * grid.columns + column
+    patches = grid.prefix + key.flatten().argsort()
+    return torch.cat((patches, torch.arange(grid.prefix, device=device)))

@@ -1,0 +1,220 @@
+"""Calibration: moments of queries and keys on data of the user's, and projections chosen for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sized
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from hf_favorpp.config import require_int
+from hf_favorpp.errors import ConfigError, ConversionError, InputError
+from hf_favorpp.features.fitting import PairSample, fit_quadrature
+from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.preconditioning import Preconditioner, precondition
+from hf_favorpp.features.projection import draw_projections
+from hf_favorpp.features.statistics import RunningMoments, scaled
+from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, observing
+
+if TYPE_CHECKING:
+    pass
+
+SAMPLE_TOKENS, SAMPLE_LENGTH = 8192, 1024
+"""Tokens of a layer by whose attention the projections are chosen, and the longest part of a sequence among them."""
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches: int | None = None) -> Model:
+    """Fix the preconditioning of a converted model by one pass of its softmax attention over data, in place.
+
+    Means and covariances of queries and keys are accumulated in float64, per layer and head, over real tokens only
+    and over all processes of ``torch.distributed``. The projections are then chosen among
+    ``FavorppConfig.candidates`` times as many, by the attention of up to 8192 tokens per layer. Afterwards a forward
+    computes no statistics, and its outputs do not depend on them. A few hundred sequences like those of the task are
+    enough; no labels are used.
+
+    Args:
+        model: A converted model, on any device, wrapped (DDP) or not; its training mode is as before afterwards.
+        dataloader: Batches, mappings of tensors as the model takes them; every process its own part.
+        num_batches: How many to use, >= 1; None uses all.
+
+    Returns:
+        The same model, whose ``statistics`` are ``"calibrated"`` now, in its saved configuration too.
+
+    Raises:
+        ConfigError: ``num_batches`` is not a positive integer, or the kernel uses no statistics.
+        ConversionError: The model is not converted.
+        InputError: There is no batch, a batch is not a mapping, or queries or keys are not finite. Nothing has
+            changed then.
+    """
+    layers = converted_layers(model)
+    if not layers:
+        raise ConversionError(f"{type(model).__name__} is not converted; call convert_to_favorpp(model) first.")
+    _require_statistics_are_used(layers)
+    if num_batches is not None:
+        require_int("num_batches", num_batches, minimum=1)
+    observers = [_Observer(layer) for layer in layers]
+    with observing(layers, [observer.watch for observer in observers], exact=True), evaluating(model):
+        _run(model, dataloader, num_batches)
+    for index, observer in enumerate(observers):
+        observer.moments.totals = sum_over_processes(observer.moments.totals)
+        observer.require_usable(index)
+    bar = tqdm(zip(layers, observers, strict=True), "choosing projections", len(layers), disable=not _is_main())
+    chosen = [observer.choose() for _, observer in bar]
+    for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
+        layer.set_preconditioner_(preconditioner)
+        if projections is not None:
+            layer.set_projections_(*projections)
+    for module in model.modules():  # a wrapper has no configuration, and a head shares that of its base model
+        options = getattr(module, "config", None)
+        if options is not None and getattr(options, "favorpp", None) is not None:
+            options.favorpp = layers[0].config.to_dict()
+    return model
+
+
+class _Observer:
+    """Watches one layer during the softmax pass."""
+
+    def __init__(self, layer: FavorppFeatures) -> None:
+        self.layer = layer
+        num_heads, _, head_dim = layer.omega.shape
+        self.moments = RunningMoments(num_heads, head_dim, layer.omega.device)
+        self.sampled: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.window, self.ends = 0, (0, 0)
+        fits = layer.config.candidates_per_feature > 1
+        self.tokens_left = SAMPLE_TOKENS // _num_processes() if fits else 0
+
+    def watch(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None) -> None:
+        """Accumulate moments, and keep some sequences."""
+        x, y = scaled(query, key, scaling)
+        self.moments.update(x, y, key_mask)
+        if self.tokens_left > 0:
+            mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+            self._keep(x, y, mask)
+
+    def _keep(self, x: Tensor, y: Tensor, mask: Tensor) -> None:
+        """Keep whole sequences, cut at 1024 tokens, their real tokens first, until there are enough."""
+        order, self.window, self.ends = self.layer.neighbourhood(x.shape[2], x.device)
+        if order is not None:
+            x, y, mask = x[:, :, order], y[:, :, order], mask[:, order]
+        first = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[:, :SAMPLE_LENGTH]
+        mask = mask.gather(1, first)
+        rows = max(1, int((mask.sum(1).cumsum(0) <= self.tokens_left).sum()))
+        mask = mask[:rows, : int(mask[:rows].sum(1).max())]
+        index = first[:rows, None, : mask.shape[1], None].expand(-1, x.shape[1], -1, x.shape[3])
+        self.sampled.append((x[:rows].gather(2, index), y[:rows].gather(2, index), mask))
+        self.tokens_left -= int(mask.sum())
+
+    def require_usable(self, index: int) -> None:
+        """Refuse totals of nothing, or of what is not finite."""
+        if not torch.isfinite(self.moments.totals).all():
+            raise InputError(
+                f"calibration data must give finite queries and keys; those of converted layer {index} are not. Look "
+                f"for NaN in the inputs, or run the pass in float32 or bfloat16 where float16 overflows."
+            )
+        if not (self.moments.totals[:, 0] > 0).all():
+            raise InputError(
+                "the calibration data held no real token: the dataloader is empty, used up (pass a DataLoader rather "
+                "than an iterator), or everything is masked."
+            )
+
+    @torch.no_grad()
+    def choose(self) -> tuple[Preconditioner, tuple[Tensor, Tensor] | None]:
+        """Return the preconditioner, float32, and the projections with their log-weights, where they are chosen."""
+        config, omega = self.layer.config.calibrated(), self.layer.omega
+        exact = precondition(self.moments.statistics(), str(config.preconditioning))
+        change = Preconditioner(*(None if field is None else field.float() for field in exact))
+        if config.candidates_per_feature == 1:
+            return change, None
+        num_heads, num_features, head_dim = omega.shape
+        candidates = draw_projections(
+            num_heads,
+            num_features * config.candidates_per_feature,
+            head_dim,
+            projection=config.projection,
+            seed=config.seed,
+            layer=self.layer.layer,
+            draw_index=int(self.layer.draw_index),
+        ).to(omega.device)
+        nodes, weights = (t.squeeze(0) for t in quadrature(config.kernel, candidates, change.coefficient))
+        nodes, weights = nodes.expand(num_heads, -1, -1), weights.expand(num_heads, -1)
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen, weights = fit_quadrature(
+            self._pairs(change), nodes, weights, num_features, generator, sum_over_processes
+        )
+        omega = candidates.gather(1, chosen.unsqueeze(-1).expand(-1, -1, head_dim))
+        _, unfitted = quadrature(config.kernel, omega, change.coefficient)
+        return change, (omega, weights - unfitted.squeeze(0))
+
+    def _pairs(self, change: Preconditioner) -> list[PairSample]:
+        generator = torch.Generator().manual_seed(self.layer.config.seed)
+        return [self._pair_sample(change, *sampled, generator) for sampled in self.sampled]
+
+    def _pair_sample(
+        self, change: Preconditioner, x: Tensor, y: Tensor, mask: Tensor, generator: torch.Generator
+    ) -> PairSample:
+        """Draw queries from each sequence, and say which keys each of them meets through features."""
+        x, y, key_weight = change.shift(x, y)
+        if change.transform_x is not None and change.transform_y is not None:
+            x, y = x @ change.transform_x.mT, y @ change.transform_y.mT
+        length = mask.shape[1]
+        lottery = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~mask, -1)
+        drawn = lottery.topk(min(max(8, min(length // 8, 64)), length), dim=1).indices
+        x = x.gather(2, drawn[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+        rank, count = torch.arange(length, device=mask.device), mask.sum(1, keepdim=True)
+        near = ((rank < self.ends[0]) | (rank >= count - self.ends[1])).unsqueeze(1)
+        if self.window:
+            near = near | (drawn.unsqueeze(-1) // self.window == rank // self.window)
+        query_mask = mask.gather(1, drawn)
+        real = query_mask.unsqueeze(-1) & mask.unsqueeze(1)
+        return PairSample(x, y, key_weight, query_mask, far=real & ~near, near=real & near)
+
+
+def _require_statistics_are_used(layers: list[FavorppFeatures]) -> None:
+    config = layers[0].config
+    if config.kernel != "favor++" and config.preconditioning == "none":
+        raise ConfigError(
+            f"kernel={config.kernel!r} with preconditioning='none' uses no statistics, so there is nothing to "
+            f"calibrate. Use kernel='favor++', or a preconditioning."
+        )
+
+
+def _run(model: nn.Module, dataloader: Iterable[Mapping[str, Any]], num_batches: int | None) -> None:
+    """Put the batches through the model."""
+    device = next(model.parameters()).device
+    total = len(dataloader) if isinstance(dataloader, Sized) else None
+    if num_batches is not None:
+        total = num_batches if total is None else min(total, num_batches)
+    for batch in tqdm(islice(dataloader, num_batches), "calibrating", total, disable=not _is_main()):
+        if not isinstance(batch, Mapping):
+            raise InputError(
+                f"a calibration batch must be a mapping of tensors, as the model takes it, got {type(batch).__name__}."
+            )
+        model(**{name: t.to(device) if isinstance(t, Tensor) else t for name, t in batch.items()})
+
+
+def sum_over_processes(total: Tensor) -> Tensor:
+    """Sum a tensor over all processes of ``torch.distributed``, in place; one process leaves it as it is.
+
+    Args:
+        total: Any shape, the same on all processes.
+
+    Returns:
+        ``total``.
+    """
+    if _num_processes() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def _num_processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _is_main() -> bool:
+    return _num_processes() == 1 or dist.get_rank() == 0
