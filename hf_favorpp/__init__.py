@@ -4,6 +4,7 @@ Importing this package makes ``attn_implementation="favorpp"`` known to Transfor
 """
 
 from hf_favorpp.attention import favorpp_attention
+from hf_favorpp.attention_maps import attention_matrix
 from hf_favorpp.calibration import calibrate
 from hf_favorpp.config import FavorppConfig, RedrawSchedule
 from hf_favorpp.convert import convert_to_favorpp, revert_to_softmax
@@ -19,6 +20,7 @@ __all__ = [
     "FavorppError",
     "RedrawSchedule",
     "approximation_report",
+    "attention_matrix",
     "calibrate",
     "convert_to_favorpp",
     "favorpp_attention",

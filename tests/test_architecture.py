@@ -22,6 +22,7 @@ ORDER = (
     "report_table",
     "report",
     "convert",
+    "attention_maps",
     "registration",
     "training",
 )
@@ -55,6 +56,7 @@ def test_public_names():
         "FavorppError",
         "RedrawSchedule",
         "approximation_report",
+        "attention_matrix",
         "calibrate",
         "convert_to_favorpp",
         "favorpp_attention",

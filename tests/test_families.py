@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from test_media_families import MEDIA_MODELS
 from tiny_models import (
     PAD,
     TINY_MODELS,
@@ -18,9 +19,9 @@ from tiny_models import (
 from transformers import AutoConfig, AutoModel, BertModel, EncoderDecoderConfig, EncoderDecoderModel
 
 from hf_favorpp import FavorppConfig, FavorppError, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.convert import converted_layers
 from hf_favorpp.errors import UnsupportedModelError
 from hf_favorpp.families import REFUSED, supported_model_types
+from hf_favorpp.nn import converted_layers
 
 every_family = pytest.mark.parametrize("model_type", TINY_MODELS)
 SMALL = FavorppConfig(num_features=16)
@@ -32,7 +33,7 @@ def relative_error(estimate, target):
 
 
 def test_the_table_of_tiny_models_names_every_supported_model_type():
-    assert set(TINY_MODELS) == set(supported_model_types())
+    assert {*TINY_MODELS, *MEDIA_MODELS} == set(supported_model_types())
 
 
 @every_family

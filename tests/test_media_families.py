@@ -1,0 +1,168 @@
+"""Images and sound: conversion of encoders whose inputs are not token ids, and neighbourhoods in two dimensions."""
+
+import pytest
+import torch
+from tiny_models import fingerprint
+from transformers import AutoConfig, AutoModel
+
+from hf_favorpp import FavorppConfig, attention_matrix, calibrate, convert_to_favorpp, revert_to_softmax
+from hf_favorpp.attention.tiles import Grid, tile_order
+from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.nn import converted_layers
+
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_SPEECH = {
+    **_SIZES,
+    "conv_dim": (16, 16),
+    "conv_kernel": (10, 3),
+    "conv_stride": (5, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "feat_extract_norm": "layer",
+    "do_stable_layer_norm": True,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.1,
+}
+MEDIA_MODELS = {
+    "vit": {**_SIZES, "image_size": 48, "patch_size": 8, "initializer_range": 0.2},
+    "wav2vec2": _SPEECH,
+    "hubert": _SPEECH,
+}
+"""What makes each model type tiny, by ``config.model_type``; those of text are in tiny_models.py."""
+every_media = pytest.mark.parametrize("model_type", MEDIA_MODELS)
+SMALL = FavorppConfig(num_features=16)
+
+
+def media_model(model_type, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(model_type, **{**MEDIA_MODELS[model_type], **options})
+        return AutoModel.from_config(config, attn_implementation="sdpa").eval()
+
+
+def media_batch(model_type, size=(48, 48)):
+    generator = torch.Generator().manual_seed(1)
+    if model_type == "vit":
+        return {"pixel_values": torch.randn(2, 3, *size, generator=generator)}
+    mask = torch.ones(2, 400, dtype=torch.int64)
+    mask[1, 250:] = 0
+    return {"input_values": torch.randn(2, 400, generator=generator) * mask, "attention_mask": mask}
+
+
+def features(model, batch, **options):
+    with torch.no_grad():
+        return model(**batch, **options).last_hidden_state
+
+
+def relative_error(estimate, target):
+    return float((estimate - target).norm() / target.norm())
+
+
+@every_media
+def test_more_features_come_closer_to_softmax_and_reverting_restores_it(model_type):
+    model, batch = media_model(model_type), media_batch(model_type)
+    before, softmax = fingerprint(model), features(model, batch)
+    errors = []
+    for num_features in (16, 2048):
+        convert_to_favorpp(model, FavorppConfig(num_features=num_features))
+        assert len(converted_layers(model)) == 2
+        errors.append(relative_error(features(model, batch)[0], softmax[0]))  # the second is padded
+        revert_to_softmax(model)
+    assert errors[1] < errors[0] / 3
+    assert errors[1] < 0.06
+    assert fingerprint(model) == before
+    assert torch.equal(features(model, batch), softmax)
+
+
+@every_media
+def test_a_calibrated_conversion_is_saved_and_loaded(model_type, tmp_path):
+    batch = media_batch(model_type)
+    model = calibrate(convert_to_favorpp(media_model(model_type), SMALL), [batch])
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(features(loaded, batch), features(model, batch))
+
+
+@pytest.mark.parametrize("model_type", ["wav2vec2", "hubert"])
+def test_padded_sound_is_never_read(model_type):
+    model, batch = convert_to_favorpp(media_model(model_type), SMALL), media_batch(model_type)
+    seen = []
+    for layer in converted_layers(model):
+        layer.probe = lambda query, key, value, key_mask, scaling: seen.append(key_mask)
+    padded = features(model, batch)
+    alone = features(model, {name: t[1:, :250] for name, t in batch.items()})
+    frames = alone.shape[1]
+    assert all(int(mask[1].sum()) == frames for mask in seen[:2])
+    assert torch.allclose(padded[1, : frames - 8], alone[0, : frames - 8], atol=1e-4)  # 8: the positional convolution
+
+
+@pytest.mark.parametrize(("rows", "columns", "tile"), [(6, 6, (2, 3)), (4, 8, (4, 4)), (3, 3, (3, 3)), (1, 5, (1, 2))])
+def test_a_run_of_tokens_is_a_tile_of_the_image(rows, columns, tile):
+    order = tile_order(Grid(1, rows, columns), tile, torch.device("cpu"))
+    assert sorted(order.tolist()) == list(range(1 + rows * columns))
+    assert order[-1] == 0
+    patches = order[:-1] - 1
+    for run in patches.split(tile[0] * tile[1]):
+        row, column = run // columns, run % columns
+        assert row.max() - row.min() < tile[0]
+        assert column.max() - column.min() < tile[1]
+
+
+@pytest.mark.parametrize("size", [7, 10, 37])
+def test_tiles_that_do_not_divide_the_image_still_hold_neighbours(size):
+    patches = tile_order(Grid(0, size, size), (4, 4), torch.device("cpu"))
+    for run in patches.split(16):
+        row, column = run // size, run % size
+        assert row.max() - row.min() < 2 * 4
+        assert column.max() - column.min() < 3 * 4
+
+
+def test_patches_of_one_tile_and_the_class_token_attend_exactly():
+    model = convert_to_favorpp(media_model("vit"), FavorppConfig(num_features=16, exact_window=(3, 2)))
+    maps = attention_matrix(model, media_batch("vit"), 0)
+    tile = torch.tensor([-1] + [(i // 6 // 3) * 3 + i % 6 // 2 for i in range(36)])
+    same = tile.unsqueeze(1) == tile
+    same[:, 0] = True
+    ratio = maps.converted / maps.softmax
+    for row in range(1, 37):  # exact logits share one normaliser, so the ratio is one number along the tile
+        exact = ratio[:, :, row, same[row]]
+        assert (exact / exact[..., :1] - 1).abs().max() < 5e-3
+        others = ratio[:, :, row, ~same[row]]
+        assert (others / exact[..., :1] - 1).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(("size", "image_size"), [((48, 48), 48), ((80, 80), 48), ((48, 64), (48, 64))])
+def test_a_tile_as_large_as_the_image_is_softmax(size, image_size):
+    model, batch = media_model("vit", image_size=image_size), media_batch("vit", size)
+    resized = {"interpolate_pos_encoding": size not in {(48, 48), image_size}}
+    softmax = features(model, batch, **resized)
+    convert_to_favorpp(model, FavorppConfig(num_features=16, exact_window=(16, 16)))
+    assert relative_error(features(model, batch, **resized), softmax) < 1e-5
+
+
+def test_tiles_calibrate_and_survive_saving(tmp_path):
+    batch = media_batch("vit")
+    softmax = features(media_model("vit"), batch)
+    errors = []
+    for window in (0, (6, 3)):
+        config = FavorppConfig(num_features=16, exact_window=window)
+        model = convert_to_favorpp(media_model("vit"), config, calibration_data=[batch])
+        errors.append(relative_error(features(model, batch), softmax))
+    assert errors[1] < errors[0]
+    model.save_pretrained(tmp_path)
+    assert torch.equal(features(AutoModel.from_pretrained(tmp_path), batch), features(model, batch))
+
+
+def test_an_image_of_unknown_shape_is_refused():
+    model = convert_to_favorpp(media_model("vit"), FavorppConfig(num_features=8, exact_window=(2, 2)))
+    with pytest.raises(InputError, match="needs the configured image shape or a square, got 48 patches"):
+        features(model, media_batch("vit", (48, 64)), interpolate_pos_encoding=True)
+
+
+def test_a_tile_needs_an_image():
+    model = media_model("wav2vec2")
+    before = fingerprint(model)
+    with pytest.raises(ConfigError, match=r"exact_window=\(2, 2\) is a tile of patches, but .* has no image grid"):
+        convert_to_favorpp(model, FavorppConfig(exact_window=(2, 2)))
+    assert fingerprint(model) == before
