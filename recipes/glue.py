@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from hf_favorpp import FavorppCallback, FavorppError
+from hf_favorpp import FavorppCallback, FavorppError, calibrate
 from hf_favorpp.training.loop import TrainingReport, train
 from hf_favorpp.training.results import available_cores, describe_run, reset_peak_memory, write_results
 from hf_favorpp.training.settings import LoopSettings
@@ -125,6 +125,11 @@ def run(
         DataLoader(data[split], args.per_device_eval_batch_size, collate_fn=collator)
         for split in TASKS[args.task_name].validation
     ]
+    if args.attention != "softmax" and args.statistics == "calibrated":
+        rows = data["train"].shuffle(seed=args.seed)
+        rows = rows.select(range(min(args.calibration_samples, len(rows))))
+        calibrate(model.to(accelerator.device), DataLoader(rows, size, collate_fn=collator))
+    renewal = None if args.attention == "softmax" else FavorppCallback()
     report = train(
         accelerator,
         model,
@@ -132,7 +137,8 @@ def run(
         train_loader,
         make_evaluate(args.task_name, accelerator, [accelerator.prepare(loader) for loader in eval_loaders]),
         loop_settings(args, output_dir),
-        on_step_begin=None if args.redraw_every is None or args.attention == "softmax" else FavorppCallback().step,
+        on_step_begin=renewal and renewal.step,
+        on_step_end=renewal and renewal.end_step,
     )
     results = describe_results(args, model, report, twin)
     model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)

@@ -9,13 +9,16 @@ TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte",
 Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 # The names are kept out of FavorppConfig where they are None, so that the library's defaults hold.
-FEATURE_ARGUMENTS = ("num_features", "preconditioning", "projection", "layers", "redraw_every", "redraw_until")
+FEATURE_ARGUMENTS = (
+    *("num_features", "preconditioning", "projection", "statistics", "candidates", "exact_window", "exact_ends"),
+    *("layers", "redraw_every", "redraw_until", "recalibrate_every", "recalibrate_until"),
+)
 
 LEAST = {
     **dict.fromkeys(("max_length", "num_threads", "max_train_samples", "max_eval_samples"), (1, "at least")),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, "at least")),
     **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs", "max_train_steps"), (1, "at least")),
-    **dict.fromkeys(("checkpoint_limit",), (1, "at least")),
+    **dict.fromkeys(("checkpoint_limit", "calibration_samples"), (1, "at least")),
     **dict.fromkeys(("seed", "num_warmup_steps", "warmup_ratio", "weight_decay"), (0, "at least")),
     **dict.fromkeys(("learning_rate", "max_grad_norm"), (0, "above")),
 }
@@ -61,11 +64,20 @@ class GlueArguments:
     num_features: int | None = _help("Random features per head; None is the library's default.")
     preconditioning: str | None = _help("None is the library's default; `none` is attention as published.")
     projection: str | None = _help("How the projections are drawn; None is the library's default.")
+    statistics: str | None = _help("`sequence` or `calibrated`, on training rows before training; None is `sequence`.")
+    calibration_samples: int = _help("Training rows to calibrate on.", 512)
+    candidates: int | None = _help("Projections drawn per feature, from which a calibration chooses; None is 8.")
+    exact_window: int | None = _help("Tokens per block that attend to each other exactly; None is 0.")
+    exact_ends: list[int] | None = field(
+        default=None, metadata={"help": "How many first and last tokens all others see exactly; None is 0 0."}
+    )
     layers: list[int] | None = field(
         default=None, metadata={"help": "Layers to convert, the others stay softmax; None converts all."}
     )
     redraw_every: int | None = _help("Optimizer steps between new draws of the features; None never redraws.")
     redraw_until: int | None = _help("Optimizer step of the last redraw.")
+    recalibrate_every: int | None = _help("Optimizer steps between new calibrations; None keeps the first.")
+    recalibrate_until: int | None = _help("Optimizer step of the last recalibration.")
     twin: bool = _help("First train a softmax twin in OUTPUT_DIR/softmax with the same hyper-parameters.", False)
     # optimisation
     per_device_train_batch_size: int = _help("Rows per process and micro-batch.", 8)
@@ -109,8 +121,9 @@ class GlueArguments:
             raise ValueError(f"--warmup_ratio must be below 1, got {self.warmup_ratio}.")
         if self.twin and self.attention == "softmax":
             raise ValueError("--twin compares with softmax: choose another --attention, or --twin false.")
-        if self.redraw_until is not None and self.redraw_every is None:
-            raise ValueError("--redraw_until needs --redraw_every.")
+        for name in ("redraw", "recalibrate"):
+            if getattr(self, f"{name}_until") is not None and getattr(self, f"{name}_every") is None:
+                raise ValueError(f"--{name}_until needs --{name}_every.")
         if not self.push_to_hub and (self.hub_model_id or self.hub_token):
             raise ValueError("--hub_model_id and --hub_token need --push_to_hub.")
         if not self.with_tracking and self.report_to != "all":

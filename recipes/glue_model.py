@@ -74,9 +74,10 @@ def build_model(args: GlueArguments, source: str) -> PreTrainedModel:
 def favorpp_config(args: GlueArguments) -> FavorppConfig:
     """Return the library's configuration; what the arguments leave open keeps the library's default."""
     options: dict[str, Any] = args.feature_arguments()
-    every, until = options.pop("redraw_every", None), options.pop("redraw_until", None)
-    redraw = None if every is None else RedrawSchedule(every=every, until=until)
-    return FavorppConfig(kernel=args.attention, seed=args.seed, redraw=redraw, **options)
+    for name in ("redraw", "recalibrate"):
+        every, until = options.pop(f"{name}_every", None), options.pop(f"{name}_until", None)
+        options[name] = None if every is None else RedrawSchedule(every=every, until=until)
+    return FavorppConfig(kernel=args.attention, seed=args.seed, **options)
 
 
 def make_optimizer(args: GlueArguments, model: nn.Module) -> torch.optim.Optimizer:

@@ -36,6 +36,7 @@ loop._Run._end_step = end_step_and_die
 glue.main(sys.argv[3:])
 """
 
+RECALIBRATED = ("--statistics", "calibrated", "--calibration_samples", "16", "--recalibrate_every", "3")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -80,8 +81,8 @@ def assert_same_end(one: Path, other: Path) -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("checkpointing", "step", "more"),
-    [("4", 5, ()), ("4", 9, ("--group_by_length",)), ("epoch", 8, ("--max_grad_norm", "1"))],
-    ids=["first epoch", "second epoch", "epochs"],
+    [("4", 5, ()), ("4", 9, ("--group_by_length",)), ("epoch", 8, ("--max_grad_norm", "1")), ("4", 9, RECALIBRATED)],
+    ids=["first epoch", "second epoch", "epochs", "recalibrated"],
 )
 def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     checkpointing, step, more, tiny_bert, glue_dir, tmp_path, child_environment
