@@ -1,0 +1,166 @@
+"""Images in folders, and recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from fidelity_arguments import FidelityArguments
+from fidelity_inputs import FidelityError, Inputs, existing, split, stack
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+RECORDINGS = (".wav", ".flac")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+SHORTEST_SIDE = 256 / 224
+"""Of an image before its centre is cut out, in sides of what is cut out."""
+SAMPLING_RATE = 16_000
+"""Of a model that brings no feature extractor, Hz."""
+Prepare = Callable[[Path], dict[str, Tensor]]
+
+
+class Files(Dataset[dict[str, Tensor]]):
+    """Files that are decoded when they are needed."""
+
+    def __init__(self, paths: list[Path], prepare: Prepare) -> None:
+        """Keep what is needed.
+
+        Args:
+            paths: The files.
+            prepare: Makes the inputs of a model of one.
+        """
+        self.paths, self.prepare = paths, prepare
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.prepare(self.paths[index])
+
+
+def images(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inputs:
+    """Find the images below a folder, and prepare them as the checkpoint's image processor does.
+
+    Args:
+        args: Folders and sizes.
+        source: Of the image processor. Without one the shortest side is scaled, the centre cut out, and the pixels
+            normalised by ImageNet's mean and standard deviation.
+        model: Tells dtype and image size.
+
+    Returns:
+        Batches.
+    """
+    try:
+        processor = AutoImageProcessor.from_pretrained(source)
+    except (OSError, ValueError):
+        print(f"{source} has no image processor: resized, centre cut out, normalised as for ImageNet")
+        prepare: Prepare = partial(_prepare_image, size=_image_size(model), dtype=model.dtype)
+    else:
+        prepare = partial(_process_image, processor=processor, dtype=model.dtype)
+    return _inputs(args, IMAGES, prepare)
+
+
+def recordings(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inputs:
+    """Find the wav and flac files below a folder, and prepare them as the checkpoint's feature extractor does.
+
+    Args:
+        args: Folders and sizes.
+        source: Of the feature extractor. Without one the waveform is normalised to mean 0 and variance 1, and must
+            be of 16 kHz.
+        model: Tells the dtype.
+
+    Returns:
+        Batches of one recording.
+
+    Raises:
+        FidelityError: The package soundfile is not installed.
+    """
+    try:
+        import soundfile
+    except ImportError:
+        raise FidelityError("recordings are read with the package soundfile: pip install soundfile") from None
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(source)
+    except (OSError, ValueError):
+        print(f"{source} has no feature extractor: waveforms of {SAMPLING_RATE} Hz, normalised to mean 0, variance 1")
+        extractor = None
+    prepare = partial(
+        _prepare_recording, soundfile=soundfile, extractor=extractor, max_length=args.max_length, dtype=model.dtype
+    )
+    return _inputs(args, RECORDINGS, prepare)
+
+
+def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Return the files below a folder, sorted by class folder and name.
+
+    Args:
+        folder: The folder.
+        suffixes: Of the names, in lower case.
+
+    Returns:
+        The paths.
+
+    Raises:
+        FidelityError: There is none.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    if not paths:
+        raise FidelityError(f"there is no {', '.join(suffixes)} file below {folder}.")
+    return paths
+
+
+def _inputs(args: FidelityArguments, suffixes: tuple[str, ...], prepare: Prepare) -> Inputs:
+    paths = find_files(existing(str(args.data_file), "data_file"), suffixes)
+    other = None
+    if args.calibration_file is not None:
+        other = find_files(existing(args.calibration_file, "calibration_file"), suffixes)
+    chosen = split(paths, other, args.max_samples, args.calibration_samples, contents=lambda path: (path.resolve(),))
+    return Inputs(*(DataLoader(Files(part, prepare), args.batch_size, collate_fn=stack) for part in chosen))
+
+
+def _image_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Return height and width of the images that a model was made for."""
+    size = getattr(model.config, "image_size", 224)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return height, width
+
+
+def _process_image(path: Path, processor: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    with Image.open(path) as image:
+        pixels = processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"]
+    return {"pixel_values": pixels[0].to(dtype)}
+
+
+def _prepare_image(path: Path, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
+    height, width = size
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    scale = SHORTEST_SIDE * max(height / image.height, width / image.width)
+    image = image.resize((round(scale * image.width), round(scale * image.height)), Image.Resampling.BICUBIC)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.float32) / 255
+    normalised = torch.from_numpy((pixels - np.float32(MEAN)) / np.float32(STD))
+    return {"pixel_values": normalised.permute(2, 0, 1).contiguous().to(dtype)}
+
+
+def _prepare_recording(
+    path: Path, soundfile: ModuleType, extractor: Any, max_length: int | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    samples, rate = soundfile.read(path, dtype="float32")
+    wanted = SAMPLING_RATE if extractor is None else extractor.sampling_rate
+    if rate != wanted:
+        raise FidelityError(f"{path} has {rate} samples a second, the model takes {wanted}: resample the files first.")
+    wave = samples.mean(axis=1) if samples.ndim == 2 else samples
+    wave = wave[:max_length]
+    if extractor is None:
+        return {"input_values": torch.from_numpy((wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)).to(dtype)}
+    inputs = extractor(wave, sampling_rate=rate, return_tensors="pt")
+    return {name: t[0].to(dtype) if t.is_floating_point() else t[0] for name, t in inputs.items()}

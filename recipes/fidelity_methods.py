@@ -1,0 +1,273 @@
+"""What fidelity.py compares: conversions by name, and the two controls that use no features at all."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
+from hf_favorpp.attention.neighbourhood import neighbourhood_attention
+from hf_favorpp.attention.tiles import tile_order
+from hf_favorpp.convert import plan_conversion
+from hf_favorpp.families.family import Family
+from hf_favorpp.registration import padding_mask
+
+WINDOW = "+window"
+UNIFORM, WINDOW_ONLY = "uniform", "window-only"
+CONTROLS = (UNIFORM, WINDOW_ONLY, WINDOW_ONLY + WINDOW)
+CALIBRATED = "calibrated-"
+PRECONDITIONINGS = ("none", "center", "diagonal", "full")
+METHODS: dict[str, dict[str, Any]] = {
+    "favor+": {"kernel": "favor+"},
+    "favor++": {},
+    **{name: {"preconditioning": name} for name in PRECONDITIONINGS[1:]},
+    **{f"{CALIBRATED}{name}-random": {"preconditioning": name} for name in PRECONDITIONINGS},
+    **{f"{CALIBRATED}{name}": {"preconditioning": name, "candidates": None} for name in PRECONDITIONINGS},
+    "relu": {"kernel": "relu"},
+    "elu": {"kernel": "elu"},
+    "trig": {"kernel": "trig"},
+}
+"""What sets a method apart from FAVOR++ as published. The calibrated ones freeze their statistics, and unless they are
+called random, choose their projections by the calibration too."""
+WITHOUT_DRAWS = ("elu",)
+"""Methods that have neither a number of features nor a seed."""
+CONTROL_IMPLEMENTATION = "favorpp_fidelity_control"
+
+Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""Attends in place of a module: module, query, key, value (B, H, L, d each), key_mask (B, L) or None, scaling."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement.
+
+    Attributes:
+        method: A control, or a key of :data:`METHODS` with or without ``+window``.
+        num_features: M; of a window-only control the tokens that cost as much. None where it plays no part.
+        seed: Of the projections; None where nothing is drawn.
+    """
+
+    method: str
+    num_features: int | None = None
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        features = "" if self.num_features is None else f", M = {self.num_features}"
+        return self.method + features + ("" if self.seed is None else f", seed {self.seed}")
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it has an exact neighbourhood."""
+        return self.method.endswith(WINDOW)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs calibration data."""
+        return self.method.startswith(CALIBRATED)
+
+
+def plan_runs(methods: Iterable[str], num_features: Sequence[int], seeds: int) -> list[Run]:
+    """Return all runs, the controls first: for methods with and without a window each the window of equal cost.
+
+    Args:
+        methods: Names.
+        num_features: Numbers of features.
+        seeds: How many draws.
+
+    Returns:
+        The runs, each once.
+    """
+    methods = list(methods)
+    ends = [end for end in ("", WINDOW) if any(name.endswith(WINDOW) == bool(end) for name in methods)]
+    runs = [Run(UNIFORM), *(Run(WINDOW_ONLY + end, count) for end in ends for count in num_features)]
+    for name in methods:
+        if name in WITHOUT_DRAWS:
+            runs.append(Run(name))
+        else:
+            runs += [Run(name, count, seed) for count in num_features for seed in range(seeds)]
+    return list(dict.fromkeys(runs))
+
+
+def configuration(run: Run, window: int | tuple[int, int], ends: tuple[int, int]) -> FavorppConfig | None:
+    """Return the library's options of a run.
+
+    Args:
+        run: The run.
+        window: ``exact_window`` of methods with ``+window``.
+        ends: ``exact_ends`` of them.
+
+    Returns:
+        The options; None for a control.
+
+    Raises:
+        ValueError: There is no such method.
+    """
+    if run.method in CONTROLS:
+        return None
+    name = run.method.removesuffix(WINDOW)
+    if name not in METHODS:
+        raise ValueError(f"--methods must be of {', '.join(METHODS)}, some with {WINDOW}; got {run.method!r}.")
+    options = dict(METHODS[name])
+    if run.windowed:
+        options |= {"exact_window": window, "exact_ends": ends}
+    if run.num_features is not None:
+        options |= {"num_features": run.num_features}
+    return FavorppConfig.paper(seed=run.seed or 0, **options)
+
+
+@contextmanager
+def attention_replaced(
+    model: PreTrainedModel,
+    run: Run,
+    window: int | tuple[int, int],
+    ends: tuple[int, int],
+    calibration: Iterable[Mapping[str, Any]] | None,
+) -> Generator[None]:
+    """Let a softmax model attend by the method of a run for a while.
+
+    Args:
+        model: The model.
+        run: The run.
+        window: As for :func:`configuration`.
+        ends: As for :func:`configuration`.
+        calibration: Batches for calibrated methods.
+
+    Yields:
+        Nothing.
+    """
+    config = configuration(run, window, ends)
+    if config is None:
+        with _controlled(model, _control(model, run, window, ends)):
+            yield
+        return
+    convert_to_favorpp(model, config, calibration_data=calibration if run.calibrated else None)
+    try:
+        yield
+    finally:
+        revert_to_softmax(model)
+
+
+def uniform_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float
+) -> Tensor:
+    """Replace attention by the mean of the real values; see :data:`Attend`."""
+    weights = value.new_ones(value.shape[0], value.shape[2]) if key_mask is None else key_mask.to(value.dtype)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1)
+    mean = torch.einsum("bl,bhld->bhd", weights, value).unsqueeze(2)
+    return mean.repeat_interleave(query.shape[1] // value.shape[1], dim=1).expand(-1, -1, query.shape[2], -1)
+
+
+def window_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    scaling: float,
+    *,
+    window: int | tuple[int, int],
+    ends: tuple[int, int],
+    family: Family,
+) -> Tensor:
+    """Attend exactly to the own block and the ends, and to nothing else; see :data:`Attend`.
+
+    This is the library's exact neighbourhood with one feature that is 0.
+
+    Args:
+        module: Its attention module.
+        query: (B, H, L, d).
+        key: (B, H_kv, L, d).
+        value: (B, H_kv, L, D).
+        key_mask: (B, L), bool, or None.
+        scaling: Factor of the logits.
+        window: Tokens a block, or rows and columns of a tile of patches.
+        ends: First and last real tokens that every query sees; of a tile the special tokens are seen instead.
+        family: Of the module.
+
+    Returns:
+        (B, H, L, D), dtype of ``value``.
+    """
+    groups = query.shape[1] // key.shape[1]
+    x = query.float() * math.sqrt(scaling)
+    y = (key.float() * math.sqrt(scaling)).repeat_interleave(groups, dim=1)
+    v = value.float().repeat_interleave(groups, dim=1)
+    order = None
+    if isinstance(window, tuple):
+        assert family.grid is not None
+        grid = family.grid(module, x.shape[2])
+        order, window, ends = tile_order(grid, window, x.device), window[0] * window[1], (0, grid.prefix)
+        x, y, v = (t[:, :, order] for t in (x, y, v))
+    nothing = torch.full_like(x[..., :1], float("-inf"))
+    out = neighbourhood_attention(nothing, nothing, x, y, v, key_mask, window, ends).to(value.dtype)
+    return out if order is None else out[:, :, order.argsort()]
+
+
+def _control(model: PreTrainedModel, run: Run, window: int | tuple[int, int], ends: tuple[int, int]) -> Attend:
+    """Return the attention of a control: of the window that costs as much as the features beside it."""
+    if run.method == UNIFORM:
+        return uniform_attention
+    assert run.num_features is not None
+    if not run.windowed:
+        window, ends = run.num_features, (0, 0)
+    elif isinstance(window, tuple):
+        window = _tile(window[0] * window[1] + run.num_features)
+    else:
+        window += run.num_features
+    family = plan_conversion(model, FavorppConfig())[0].family
+    return functools.partial(window_attention, window=window, ends=ends, family=family)
+
+
+def _tile(area: int) -> tuple[int, int]:
+    """Return rows and columns of a tile of so many patches, or a few more where that makes it less oblong."""
+    rows = next(rows for rows in range(math.isqrt(area), 0, -1) if area % rows == 0)
+    if area > 3 * rows * rows:
+        rows = round(math.sqrt(area))
+    return rows, math.ceil(area / rows)
+
+
+@contextmanager
+def _controlled(model: PreTrainedModel, attend: Attend) -> Generator[None]:
+    """Let ``attend`` take the place of softmax in those layers that a conversion would convert."""
+    modules = {id(layer.module) for layer in plan_conversion(model, FavorppConfig())}
+    forward = functools.partial(_control_forward, attend=attend, modules=modules)
+    AttentionInterface.register(CONTROL_IMPLEMENTATION, forward)
+    AttentionMaskInterface.register(CONTROL_IMPLEMENTATION, padding_mask)
+    previous = model.config._attn_implementation
+    model.set_attn_implementation(CONTROL_IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(previous)
+
+
+def _control_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
+    attend: Attend,
+    modules: set[int],
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as the attention interface of Transformers asks: (B, L, H, D)."""
+    if id(module) not in modules:
+        if attention_mask is not None and attention_mask.ndim == 2:
+            attention_mask = attention_mask[:, None, None]
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    if attention_mask is not None and attention_mask.ndim == 4:
+        attention_mask = attention_mask[:, 0, 0]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(module, query, key, value, attention_mask, scaling).transpose(1, 2), None

@@ -1,0 +1,162 @@
+"""Methods by name, runs by plan, and the two controls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fidelity_methods import (
+    METHODS,
+    UNIFORM,
+    WINDOW_ONLY,
+    Run,
+    _tile,
+    attention_replaced,
+    configuration,
+    plan_runs,
+    uniform_attention,
+    window_attention,
+)
+from tiny_models import fingerprint, hidden_states, tiny_model, token_batch
+
+from hf_favorpp import FavorppConfig
+from hf_favorpp.families.bert import BERT
+from hf_favorpp.families.vit import VIT
+
+NO_WINDOW = (0, (0, 0))
+
+
+def random_heads(length, heads=2, key_heads=2):
+    generator = torch.Generator().manual_seed(length)
+    query = torch.randn(2, heads, length, 4, generator=generator)
+    key, value = (torch.randn(2, key_heads, length, 4, generator=generator) for _ in range(2))
+    return query, key, value
+
+
+def softmax_attention(query, key, value, allowed, scaling):
+    logits = scaling * query.double() @ key.double().mT
+    return logits.masked_fill(~allowed, -torch.inf).softmax(-1) @ value.double()
+
+
+def test_names_stand_for_what_they_say():
+    paper = FavorppConfig.paper(num_features=8, seed=2)
+    assert configuration(Run("favor++", 8, 2), *NO_WINDOW) == paper
+    assert configuration(Run("favor+", 8, 0), *NO_WINDOW).kernel == "favor+"
+    for name in ("relu", "elu", "trig"):
+        assert configuration(Run(name, 8, 0), *NO_WINDOW).kernel == name
+    for preconditioning in ("center", "diagonal", "full"):
+        config = configuration(Run(preconditioning, 8, 0), *NO_WINDOW)
+        assert (config.preconditioning, config.statistics, config.kernel) == (preconditioning, "sequence", "favor++")
+    for preconditioning in ("none", "center", "diagonal", "full"):
+        chosen, drawn = (
+            configuration(Run(f"calibrated-{preconditioning}{end}", 8, 0), *NO_WINDOW) for end in ("", "-random")
+        )
+        assert chosen.preconditioning == drawn.preconditioning == preconditioning
+        assert chosen.candidates_per_feature == FavorppConfig().candidates_per_feature > 1
+        assert drawn.candidates_per_feature == 1
+    config = configuration(Run("favor+++window", 8, 0), 16, (1, 2))
+    assert (config.exact_window, config.exact_ends, config.preconditioning) == (16, (1, 2), "none")
+    assert configuration(Run(UNIFORM), *NO_WINDOW) is None
+
+
+def test_calibrated_names_and_no_others_ask_for_a_calibration():
+    assert {name for name in METHODS if Run(name).calibrated} == {name for name in METHODS if "calibrated" in name}
+
+
+def test_every_method_without_a_window_has_its_control_and_so_has_every_method_with_one():
+    runs = plan_runs(["full", "elu"], [8, 16], 2)
+    assert runs[:3] == [Run(UNIFORM), Run(WINDOW_ONLY, 8), Run(WINDOW_ONLY, 16)]
+    assert runs[3:] == [*(Run("full", count, seed) for count in (8, 16) for seed in (0, 1)), Run("elu")]
+    assert plan_runs(["full+window"], [8], 1)[:2] == [Run(UNIFORM), Run(WINDOW_ONLY + "+window", 8)]
+    both = plan_runs(["full", "full+window"], [8, 8], 1)
+    assert [str(run) for run in both] == [
+        *("uniform", "window-only, M = 8", "window-only+window, M = 8"),
+        *("full, M = 8, seed 0", "full+window, M = 8, seed 0"),
+    ]
+
+
+def test_uniform_is_the_mean_of_real_values():
+    query, key, value = random_heads(5, heads=4)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
+    out = uniform_attention(None, query, key, value, mask, 0.5)
+    for row in range(2):
+        for head in range(4):
+            mean = value[row, head // 2, mask[row]].mean(0)
+            torch.testing.assert_close(out[row, head], mean.expand(5, -1))
+    torch.testing.assert_close(uniform_attention(None, query, key, value, None, 0.5)[1, 3, 2], value[1, 1].mean(0))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_window_only_is_softmax_within_blocks_and_to_the_ends(key_heads):
+    query, key, value = random_heads(11, key_heads=key_heads)
+    rank = torch.arange(11)
+    block, ends = rank[:, None] // 4 == rank // 4, (rank < 1) | (rank >= 9)
+    scaling = 0.7
+    out = window_attention(None, query, key, value, None, scaling, window=4, ends=(1, 2), family=BERT)
+    expected = softmax_attention(query, key, value, block | ends, scaling)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    everything = window_attention(None, query, key, value, None, scaling, window=64, ends=(0, 0), family=BERT)
+    expected = softmax_attention(query, key, value, torch.tensor(True), scaling)
+    torch.testing.assert_close(everything.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tile_is_a_rectangle_of_patches_and_the_class_token_is_seen_by_all():
+    query, key, value = random_heads(17)
+    module = SimpleNamespace(config=SimpleNamespace(image_size=8, patch_size=2))
+    out = window_attention(module, query, key, value, None, 0.7, window=(2, 2), ends=(5, 5), family=VIT)
+    row, column = (torch.arange(16) // 4) // 2, (torch.arange(16) % 4) // 2
+    tile = torch.cat((torch.tensor([-1]), 2 * row + column))
+    allowed = (tile[:, None] == tile) | (tile == -1)
+    torch.testing.assert_close(out.double(), softmax_attention(query, key, value, allowed, 0.7), rtol=1e-5, atol=1e-5)
+
+
+def test_the_ends_are_seen_with_a_window_only():
+    model, batch = tiny_model(), token_batch(24)
+    changed = {**batch, "input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][0, -1] += 1
+    for run, seen in ((Run(WINDOW_ONLY, 12), False), (Run(WINDOW_ONLY + "+window", 4), True)):
+        with attention_replaced(model, run, 8, (1, 1), None):
+            same = torch.equal(hidden_states(model, batch)[:12], hidden_states(model, changed)[:12])
+        assert same != seen
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "albert"])
+def test_a_window_as_long_as_the_text_leaves_the_model_as_it_is(name):
+    model, batch = tiny_model(name), token_batch(20, 13)
+    before, state = hidden_states(model, batch), fingerprint(model)
+    with attention_replaced(model, Run(WINDOW_ONLY, 20), *NO_WINDOW, None):
+        torch.testing.assert_close(hidden_states(model, batch), before, rtol=1e-5, atol=1e-5)
+    with attention_replaced(model, Run(WINDOW_ONLY + "+window", 12), 8, (1, 1), None):
+        torch.testing.assert_close(hidden_states(model, batch), before, rtol=1e-5, atol=1e-5)
+    with attention_replaced(model, Run(WINDOW_ONLY, 5), *NO_WINDOW, None):
+        narrow = hidden_states(model, batch)
+    with attention_replaced(model, Run(UNIFORM), *NO_WINDOW, None):
+        uniform = hidden_states(model, batch)
+    assert not torch.allclose(narrow, before, atol=1e-2)
+    assert not torch.allclose(uniform, before, atol=1e-2)
+    assert torch.equal(hidden_states(model, batch), before)
+    assert fingerprint(model) == state
+
+
+def test_padding_changes_no_control():
+    model = tiny_model()
+    alone, padded = token_batch(13), token_batch(13, length=19)
+    for run in (Run(UNIFORM), Run(WINDOW_ONLY, 5)):
+        with attention_replaced(model, run, *NO_WINDOW, None):
+            torch.testing.assert_close(hidden_states(model, padded), hidden_states(model, alone))
+
+
+def test_a_failed_run_reverts_the_model():
+    model = tiny_model()
+    state = fingerprint(model)
+    for run in (Run(UNIFORM), Run("full", 8, 0), Run("calibrated-none", 8, 0)):
+        with pytest.raises(ZeroDivisionError), attention_replaced(model, run, *NO_WINDOW, [token_batch(9)]):
+            raise ZeroDivisionError
+        assert fingerprint(model) == state
+
+
+@pytest.mark.parametrize(("area", "tile"), [(128, (8, 16)), (192, (12, 16)), (113, (11, 11)), (1, (1, 1))])
+def test_tiles_hold_at_least_what_they_should(area, tile):
+    assert _tile(area) == tile
+    assert tile[0] * tile[1] >= area

@@ -1,0 +1,149 @@
+"""Made-up data and tiny random models for fidelity.py, of every task."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import wave
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_glue import HEADERS, make_rows, make_sentence, write_tsv
+from transformers import AutoConfig, AutoTokenizer, BertModel, ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model
+
+from hf_favorpp.families import registry, supported_model_types
+from hf_favorpp.families.family import Family, geometry
+
+RATE = 16_000
+
+
+def write_data(folder: Path) -> dict[str, dict[str, Path]]:
+    """Write a few rows of data for every task, and return the arguments that name them."""
+    source = random.Random(0)
+    for task in ("STS-B", "QNLI"):
+        write_tsv(folder / f"{task}.tsv", HEADERS[task], make_rows(task, 40, seed=0))
+    for name in ("test", "train"):
+        texts = [" ".join(make_sentence(source, True) for _ in range(6)) for _ in range(6)]
+        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n")
+        for label in ("ants", "bees"):
+            (folder / name / label).mkdir(parents=True)
+            for index in range(3):
+                write_image(folder / name / label / f"{index}.png", source.randrange(40, 60), source.randrange(40, 60))
+    paragraphs = [" ".join(make_sentence(source, False) for _ in range(16)) for _ in range(80)]
+    (folder / "book.txt").write_text("\n\n".join(["chapter 1", *paragraphs]))
+    for index in range(4):
+        write_recording(folder / "speech" / f"{index}.wav", 2400 + 400 * index)
+    text = {"data_file": folder / "test.jsonl", "calibration_file": folder / "train.jsonl"}
+    return {
+        "sts": {"data_file": folder / "STS-B.tsv"},
+        "text": text,
+        "far": {"data_file": folder / "QNLI.tsv", "filler_file": folder / "book.txt"},
+        "image": {"data_file": folder / "test", "calibration_file": folder / "train"},
+        "audio": {"data_file": folder / "speech"},
+    }
+
+
+def write_image(path: Path, width: int, height: int) -> None:
+    pixels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def write_recording(path: Path, samples: int, rate: int = RATE, channels: int = 1) -> None:
+    path.parent.mkdir(exist_ok=True)
+    noise = np.random.default_rng(samples).normal(0, 3000, (samples, channels)).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(noise.tobytes())
+
+
+def write_bert(folder: Path, tokenizer: Path) -> Path:
+    """Save a BERT whose attention is far from uniform, beside the tokenizer of another folder."""
+    torch.manual_seed(0)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    config = AutoConfig.from_pretrained(tokenizer)
+    config.initializer_range = 0.3
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_vit(folder: Path) -> Path:
+    """Save a ViT of 17 tokens."""
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        initializer_range=0.3,
+    )
+    ViTModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_wav2vec2(folder: Path) -> Path:
+    """Save a Wav2Vec2 with a frame every 40 samples."""
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        conv_dim=(16, 16),
+        conv_stride=(8, 5),
+        conv_kernel=(10, 5),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        initializer_range=0.3,
+    )
+    Wav2Vec2Model(config).save_pretrained(folder)
+    return folder
+
+
+def provide_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the wav reader of the standard library in the place of soundfile."""
+
+    def read(path, dtype):
+        with wave.open(str(path), "rb") as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+            return (samples.squeeze() / 2**15).astype(dtype), file.getframerate()
+
+    monkeypatch.setitem(sys.modules, "soundfile", SimpleNamespace(read=read))
+
+
+def make_wav2vec2_convertible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the family where the package has none."""
+    if "wav2vec2" in supported_model_types():
+        return
+    family = Family(
+        model_types=("wav2vec2",),
+        attention_classes=("Wav2Vec2Attention",),
+        geometry=geometry("num_heads", "head_dim"),
+        dropout_option="attention_dropout",
+    )
+    monkeypatch.setitem(registry._BY_CLASS, "Wav2Vec2Attention", family)
+
+
+def command(task: str, model: Path, files: dict[str, Path], output: Path, **more: object) -> list[str]:
+    """Return the command line of a short measurement."""
+    options: dict[str, object] = {
+        **{"task": task, "model_name_or_path": model, **files, "output_json": output},
+        **{"num_features": [8], "seeds": 1, "max_samples": 6, "calibration_samples": 4, "num_threads": 1},
+        **more,
+    }
+    if task == "far":
+        options.setdefault("max_length", 96)
+    words = []
+    for name, value in options.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        words += [f"--{name}", *map(str, values)]
+    return words
