@@ -64,7 +64,7 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
     for index, observer in enumerate(observers):
         observer.moments.totals = sum_over_processes(observer.moments.totals)
         observer.require_usable(index)
-    bar = tqdm(zip(layers, observers, strict=True), "choosing projections", len(layers), disable=not _is_main())
+    bar = tqdm(zip(layers, observers, strict=True), "choosing projections", len(layers), False, disable=not _is_main())
     chosen = [observer.choose() for _, observer in bar]
     for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
         layer.set_preconditioner_(preconditioner)
@@ -136,7 +136,7 @@ class _Observer:
             num_heads,
             num_features * config.candidates_per_feature,
             head_dim,
-            projection=config.projection,
+            projection=str(config.projection),
             seed=config.seed,
             layer=self.layer.layer,
             draw_index=int(self.layer.draw_index),

@@ -17,7 +17,7 @@ DEFAULT_CANDIDATES = 8
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kernel": KERNELS,
-    "projection": ("orthogonal", "iid"),
+    "projection": ("orthogonal", "antithetic", "iid"),
     "preconditioning": ("none", "center", "diagonal", "full"),
     "statistics": ("sequence", "calibrated"),
     "backend": ("auto", "reference"),
@@ -70,7 +70,10 @@ class FavorppConfig:
         kernel: ``"favor++"`` (CRT Theorem 3.3), ``"favor+"`` (Performer Lemma 1), and for comparison
             ``"favor+hyperbolic"`` (Performer Lemma 1, second form), ``"trig"`` (random Fourier features), ``"relu"``
             (Performer-ReLU) and ``"elu"`` (elu + 1, Katharopoulos et al. 2020). The last two do not estimate softmax.
-        projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms) or ``"iid"``.
+        projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms), ``"antithetic"`` (half as
+            many of those, and their negatives) or ``"iid"``. None chooses ``"antithetic"`` with ``"diagonal"`` and
+            ``"full"`` of each sequence, where it was measured to be closer to softmax at the same cost, else
+            ``"orthogonal"``, the paper's.
         preconditioning: A change of variables that leaves softmax as it is and shrinks the variance. ``"center"``
             shifts queries and keys by their means; ``"diagonal"`` also balances their scales, one coefficient per
             coordinate; ``"full"`` balances their covariances by a matrix per head. ``"none"`` is the paper. None
@@ -102,7 +105,7 @@ class FavorppConfig:
 
     num_features: int = 128
     kernel: str = "favor++"
-    projection: str = "orthogonal"
+    projection: str | None = None
     preconditioning: str | None = None
     statistics: str = "sequence"
     exact_window: int | tuple[int, int] = 0
@@ -123,6 +126,9 @@ class FavorppConfig:
         if self.preconditioning is None:
             best = "full" if self.statistics == "calibrated" else "center"
             object.__setattr__(self, "preconditioning", best if self.kernel in SOFTMAX_KERNELS else "none")
+        if self.projection is None:
+            balanced = self.preconditioning in ("diagonal", "full") and self.statistics == "sequence"
+            object.__setattr__(self, "projection", "antithetic" if balanced else "orthogonal")
         for name in ("projection", "preconditioning", "statistics", "backend"):
             require_choice(name, getattr(self, name))
         require_preconditioning_fits(self.kernel, str(self.preconditioning))

@@ -247,7 +247,7 @@ class FavorppFeatures(nn.Module):
             num_heads,
             num_features,
             head_dim,
-            projection=self.config.projection,
+            projection=str(self.config.projection),
             seed=self.config.seed,
             layer=self.layer,
             draw_index=draw_index,

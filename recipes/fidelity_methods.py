@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "favor+": {"kernel": "favor+"},
     "favor++": {},
     **{name: {"preconditioning": name} for name in PRECONDITIONINGS[1:]},
+    "full-antithetic": {"preconditioning": "full", "projection": "antithetic"},
     **{f"{CALIBRATED}{name}-random": {"preconditioning": name} for name in PRECONDITIONINGS},
     **{f"{CALIBRATED}{name}": {"preconditioning": name, "candidates": None} for name in PRECONDITIONINGS},
     "relu": {"kernel": "relu"},

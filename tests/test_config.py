@@ -57,6 +57,15 @@ def test_the_default_preconditioning_is_chosen_by_what_it_costs_and_what_the_ker
         assert chosen == {kernel: best if kernel in SOFTMAX_KERNELS else "none" for kernel in KERNELS}
 
 
+def test_pairs_are_drawn_where_they_were_measured_to_be_better():
+    assert FavorppConfig().projection == FavorppConfig.paper().projection == "orthogonal"
+    assert FavorppConfig(preconditioning="full").projection == "antithetic"
+    assert FavorppConfig(preconditioning="full", projection="iid").projection == "iid"
+    assert FavorppConfig(preconditioning="full", statistics="calibrated").projection == "orthogonal"
+    # what was drawn stays what the configuration says
+    assert FavorppConfig(preconditioning="full").calibrated().projection == "antithetic"
+
+
 def test_calibration_chooses_a_preconditioning_that_was_left_open():
     assert FavorppConfig().calibrated() == FavorppConfig(statistics="calibrated", preconditioning="full")
     assert FavorppConfig(preconditioning="center").calibrated().preconditioning == "center"
@@ -120,7 +129,7 @@ def test_layers_and_ends_may_be_lists_and_are_sorted():
         ({"num_features": True}, "num_features must be an integer >= 1, got True"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"kernel": "softmax"}, r"kernel must be one of 'favor\+\+', 'favor\+', .*'trig', got 'softmax'"),
-        ({"projection": "gaussian"}, "projection must be one of 'orthogonal', 'iid', got 'gaussian'"),
+        ({"projection": "gaussian"}, "projection must be one of 'orthogonal', 'antithetic', 'iid', got"),
         ({"preconditioning": "whiten"}, "preconditioning must be one of 'none', 'center', 'diagonal', 'full', got"),
         ({"statistics": "batch"}, "statistics must be one of 'sequence', 'calibrated', got 'batch'"),
         ({"backend": "cuda"}, "backend must be one of 'auto', 'reference', got 'cuda'"),
@@ -176,7 +185,7 @@ def test_ends_that_are_no_pair_are_refused(ends):
 
 
 @pytest.mark.parametrize("name", ["kernel", "projection", "statistics", "backend"])
-@pytest.mark.parametrize("value", [None, 3, ["auto"]])
+@pytest.mark.parametrize("value", [False, 3, ["auto"]])
 def test_a_choice_of_another_type_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} must be one of"):
         FavorppConfig(**{name: value})

@@ -1,4 +1,4 @@
-"""Random projections: independent or block-orthogonal rows with standard normal marginals."""
+"""Random projections: independent, block-orthogonal or antithetic rows with standard normal marginals."""
 
 import hashlib
 
@@ -27,7 +27,7 @@ def draw_projections(
         num_heads: H.
         num_features: M.
         head_dim: d.
-        projection: ``"orthogonal"`` or ``"iid"``.
+        projection: ``"orthogonal"``, ``"antithetic"`` or ``"iid"``.
         seed: The configuration's seed.
         layer: Index of the attention layer.
         draw_index: How many redraws came before.
@@ -45,7 +45,10 @@ def draw_projections(
         return torch.randn(shape, generator=generator, dtype=torch.float64).float()
     if projection == "orthogonal":
         return block_orthogonal(shape, generator).float()
-    raise ConfigError(f"projection must be 'orthogonal' or 'iid', got {projection!r}.")
+    if projection == "antithetic":
+        half = block_orthogonal((num_heads, -(-num_features // 2), head_dim), generator).float()
+        return torch.cat((half, -half), dim=1)[:, :num_features]
+    raise ConfigError(f"projection must be 'orthogonal', 'antithetic' or 'iid', got {projection!r}.")
 
 
 def block_orthogonal(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.projection import draw_projections
 
 
-@pytest.mark.parametrize("projection", ["orthogonal", "iid"])
+@pytest.mark.parametrize("projection", ["orthogonal", "antithetic", "iid"])
 def test_a_draw_depends_on_its_key_alone_and_leaves_the_global_state(projection):
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -27,6 +27,15 @@ def test_a_draw_renews_norms_as_well_as_directions():
     assert (norms[0] - norms[1]).abs().min() > 0
 
 
+@pytest.mark.parametrize("num_features", [10, 11, 1])
+def test_antithetic_rows_come_with_their_negatives(num_features):
+    omega = draw_projections(2, num_features, 4, projection="antithetic")
+    half = -(-num_features // 2)
+    assert omega.shape == (2, num_features, 4)
+    assert torch.equal(omega[:, half:], -omega[:, : num_features - half])
+    assert torch.equal(omega[:, :half], draw_projections(2, half, 4))
+
+
 @pytest.mark.parametrize(("num_features", "head_dim"), [(16, 16), (40, 16), (3, 16), (1, 1), (7, 1), (128, 72)])
 def test_rows_are_orthogonal_within_blocks(num_features, head_dim):
     omega = draw_projections(2, num_features, head_dim).double()
@@ -38,7 +47,7 @@ def test_rows_are_orthogonal_within_blocks(num_features, head_dim):
         assert (gram - torch.eye(gram.shape[-1], dtype=torch.float64)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("projection", ["orthogonal", "iid"])
+@pytest.mark.parametrize("projection", ["orthogonal", "antithetic", "iid"])
 def test_rows_are_standard_normal(projection):
     draws = torch.cat([draw_projections(64, 64, 8, projection=projection, draw_index=i) for i in range(8)]).double()
     rows = draws.flatten(0, 1)
@@ -72,5 +81,5 @@ def test_orthogonal_projections_have_less_variance_than_independent_ones():
 
 
 def test_unknown_projection_is_refused():
-    with pytest.raises(ConfigError, match="'orthogonal' or 'iid', got 'gaussian'"):
+    with pytest.raises(ConfigError, match="'orthogonal', 'antithetic' or 'iid', got 'gaussian'"):
         draw_projections(1, 4, 4, projection="gaussian")
