@@ -174,5 +174,5 @@ def _attention_through_nodes(sample: _HeadSample, logits: Tensor, shares: Tensor
     total = estimate.sum(-1, keepdim=True) + (sample.log_exact - shift).exp()
     tiny = torch.finfo(total.dtype).tiny
     per_key = torch.cat((sample.probability / estimate.clamp(min=tiny), sample.far / total.clamp(min=tiny)), dim=-2)
-    exact, estimated = (per_key @ shares).chunk(2, dim=-2)  # one product, because reading the shares is what takes time
+    exact, estimated = (per_key @ shares).chunk(2, dim=-2)  # reading the shares takes the time
     return (weights * exact).sum((0, 1)), (weights * estimated).sum((0, 1))
