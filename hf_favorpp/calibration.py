@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hf_favorpp.config import require_int
-from hf_favorpp.errors import ConfigError, ConversionError, InputError
+from hf_favorpp.config import require_int, require_statistics_are_used
+from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.fitting import PairSample, fit_quadrature
 from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
@@ -20,9 +21,7 @@ from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments, scaled
 from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, observing
 
-if TYPE_CHECKING:
-    pass
-
+_log = logging.getLogger(__name__)
 SAMPLE_TOKENS, SAMPLE_LENGTH = 8192, 1024
 """Tokens of a layer by whose attention the projections are chosen, and the longest part of a sequence among them."""
 
@@ -55,26 +54,42 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
     layers = converted_layers(model)
     if not layers:
         raise ConversionError(f"{type(model).__name__} is not converted; call convert_to_favorpp(model) first.")
-    _require_statistics_are_used(layers)
+    for layer in layers:
+        require_statistics_are_used(layer.config.kernel, str(layer.config.preconditioning))
     if num_batches is not None:
         require_int("num_batches", num_batches, minimum=1)
-    observers = [_Observer(layer) for layer in layers]
-    with observing(layers, [observer.watch for observer in observers], exact=True), evaluating(model):
-        _run(model, dataloader, num_batches)
-    for index, observer in enumerate(observers):
-        observer.moments.totals = sum_over_processes(observer.moments.totals)
-        observer.require_usable(index)
-    bar = tqdm(zip(layers, observers, strict=True), "choosing projections", len(layers), False, disable=not _is_main())
-    chosen = [observer.choose() for _, observer in bar]
+    if isinstance(dataloader, Mapping):
+        raise InputError("the dataloader must yield batches; a single batch is passed as [batch].")
+    with torch.inference_mode(False), evaluating(model):
+        observers = [_Observer(layer) for layer in layers]
+        with observing(layers, [observer.watch for observer in observers], exact=True):
+            used = _run(model, dataloader, num_batches)
+        with torch.autocast(layers[0].omega.device.type, enabled=False):
+            chosen = _choose(observers, used)
     for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
         layer.set_preconditioner_(preconditioner)
         if projections is not None:
             layer.set_projections_(*projections)
     for module in model.modules():  # a wrapper has no configuration, and a head shares that of its base model
-        options = getattr(module, "config", None)
-        if options is not None and getattr(options, "favorpp", None) is not None:
-            options.favorpp = layers[0].config.to_dict()
+        options, own = getattr(module, "config", None), converted_layers(module)
+        if own and options is not None and getattr(options, "favorpp", None) is not None:
+            options.favorpp = own[0].config.to_dict()
     return model
+
+
+def _choose(observers: list[_Observer], num_batches: int) -> list[tuple[Preconditioner, tuple[Tensor, Tensor] | None]]:
+    """Return what each layer is to take over."""
+    for index, observer in enumerate(observers):
+        observer.moments.totals = sum_over_processes(observer.moments.totals)
+        observer.require_usable(index, num_batches)
+    bar = tqdm(observers, "choosing projections", leave=False, disable=not _is_main())
+    chosen = [observer.choose() for observer in bar]
+    if not all(observer.saw_far for observer in observers):
+        _log.warning(
+            "no calibration sequence is longer than exact_window, so the projections stay as they were drawn; "
+            "calibrate on inputs as long as those of the task."
+        )
+    return chosen
 
 
 class _Observer:
@@ -86,11 +101,13 @@ class _Observer:
         self.moments = RunningMoments(num_heads, head_dim, layer.omega.device)
         self.sampled: list[tuple[Tensor, Tensor, Tensor]] = []
         self.window, self.ends = 0, (0, 0)
+        self.called, self.saw_far = False, True
         fits = layer.config.candidates_per_feature > 1
         self.tokens_left = SAMPLE_TOKENS // _num_processes() if fits else 0
 
     def watch(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None) -> None:
         """Accumulate moments, and keep some sequences."""
+        self.called = True
         x, y = scaled(query, key, scaling)
         self.moments.update(x, y, key_mask)
         if self.tokens_left > 0:
@@ -110,7 +127,7 @@ class _Observer:
         self.sampled.append((x[:rows].gather(2, index), y[:rows].gather(2, index), mask))
         self.tokens_left -= int(mask.sum())
 
-    def require_usable(self, index: int) -> None:
+    def require_usable(self, index: int, num_batches: int) -> None:
         """Refuse totals of nothing, or of what is not finite."""
         if not torch.isfinite(self.moments.totals).all():
             raise InputError(
@@ -118,6 +135,11 @@ class _Observer:
                 f"for NaN in the inputs, or run the pass in float32 or bfloat16 where float16 overflows."
             )
         if not (self.moments.totals[:, 0] > 0).all():
+            if num_batches and not self.called:
+                raise InputError(
+                    f"the calibration data never reached converted layer {index}: its part of the model does not run "
+                    f"on them, or attn_implementation was set to something else than 'favorpp'."
+                )
             raise InputError(
                 "the calibration data held no real token: the dataloader is empty, used up (pass a DataLoader rather "
                 "than an iterator), or everything is masked."
@@ -130,6 +152,13 @@ class _Observer:
         exact = precondition(self.moments.statistics(), str(config.preconditioning))
         change = Preconditioner(*(None if field is None else field.float() for field in exact))
         if config.candidates_per_feature == 1:
+            return change, None
+        pairs = self._pairs(change)
+        far = torch.zeros((), dtype=torch.int64, device=omega.device)
+        for pair in pairs:
+            far += pair.far.sum()
+        self.saw_far = bool(sum_over_processes(far) > 0)
+        if not self.saw_far:
             return change, None
         num_heads, num_features, head_dim = omega.shape
         candidates = draw_projections(
@@ -144,9 +173,7 @@ class _Observer:
         nodes, weights = (t.squeeze(0) for t in quadrature(config.kernel, candidates, change.coefficient))
         nodes, weights = nodes.expand(num_heads, -1, -1), weights.expand(num_heads, -1)
         generator = torch.Generator().manual_seed(config.seed)
-        chosen, weights = fit_quadrature(
-            self._pairs(change), nodes, weights, num_features, generator, sum_over_processes
-        )
+        chosen, weights = fit_quadrature(pairs, nodes, weights, num_features, generator, sum_over_processes)
         omega = candidates.gather(1, chosen.unsqueeze(-1).expand(-1, -1, head_dim))
         _, unfitted = quadrature(config.kernel, omega, change.coefficient)
         return change, (omega, weights - unfitted.squeeze(0))
@@ -175,27 +202,21 @@ class _Observer:
         return PairSample(x, y, key_weight, query_mask, far=real & ~near, near=real & near)
 
 
-def _require_statistics_are_used(layers: list[FavorppFeatures]) -> None:
-    config = layers[0].config
-    if config.kernel != "favor++" and config.preconditioning == "none":
-        raise ConfigError(
-            f"kernel={config.kernel!r} with preconditioning='none' uses no statistics, so there is nothing to "
-            f"calibrate. Use kernel='favor++', or a preconditioning."
-        )
-
-
-def _run(model: nn.Module, dataloader: Iterable[Mapping[str, Any]], num_batches: int | None) -> None:
-    """Put the batches through the model."""
+def _run(model: nn.Module, dataloader: Iterable[Mapping[str, Any]], num_batches: int | None) -> int:
+    """Put the batches through the model, and return how many there were."""
     device = next(model.parameters()).device
     total = len(dataloader) if isinstance(dataloader, Sized) else None
     if num_batches is not None:
         total = num_batches if total is None else min(total, num_batches)
+    used = 0
     for batch in tqdm(islice(dataloader, num_batches), "calibrating", total, disable=not _is_main()):
         if not isinstance(batch, Mapping):
             raise InputError(
                 f"a calibration batch must be a mapping of tensors, as the model takes it, got {type(batch).__name__}."
             )
         model(**{name: t.to(device) if isinstance(t, Tensor) else t for name, t in batch.items()})
+        used += 1
+    return used
 
 
 def sum_over_processes(total: Tensor) -> Tensor:

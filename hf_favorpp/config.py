@@ -94,8 +94,8 @@ class FavorppConfig:
         candidates: Projections drawn per feature, >= 1, of which a calibration keeps those that explain the attention
             of the calibration data best, with weights
             (:func:`hf_favorpp.features.fitting.fit_quadrature`). 1 keeps every projection as it was drawn. None
-            chooses 8 where that is possible: with ``"favor++"`` and ``"favor+"``, and no ``redraw``, which would
-            replace what was chosen.
+            chooses 8 where that is possible: with ``"favor++"`` and ``"favor+"``, and neither ``redraw``, which would
+            replace what was chosen, nor ``recalibrate``, which would turn the coordinates away from it.
         backend: ``"auto"`` or ``"reference"``.
         seed: Seed of the projections. They depend on (seed, layer, draw) alone, not on any global random state.
 
@@ -147,6 +147,8 @@ class FavorppConfig:
             schedule = getattr(self, name)
             if schedule is not None and not isinstance(schedule, RedrawSchedule):
                 raise ConfigError(f"{name} must be a RedrawSchedule(every=..., until=...) or None, got {schedule!r}.")
+        if self.statistics == "calibrated":
+            require_statistics_are_used(self.kernel, str(self.preconditioning))
         if self.recalibrate is not None and self.statistics != "calibrated":
             raise ConfigError(f"recalibrate needs statistics='calibrated', got {self.statistics!r}.")
 
@@ -170,7 +172,11 @@ class FavorppConfig:
     def _why_not_fitted(self) -> str | None:
         if self.kernel not in ("favor++", "favor+"):
             return f"kernel={self.kernel!r} has features that are not chosen one by one"
-        return "a redraw would replace the projections that were chosen" if self.redraw is not None else None
+        if self.redraw is not None:
+            return "a redraw would replace the projections that were chosen"
+        if self.recalibrate is not None:
+            return "a recalibration would turn the coordinates away from the projections that were chosen"
+        return None
 
     @classmethod
     def paper(cls, **options: Any) -> Self:
@@ -235,6 +241,8 @@ class FavorppConfig:
         """
         options = asdict(self)
         options["exact_ends"] = list(self.exact_ends)
+        if self._left_open and self.statistics == "sequence":
+            options["preconditioning"] = None  # a later calibration chooses anew
         if isinstance(self.exact_window, tuple):
             options["exact_window"] = list(self.exact_window)
         options["layers"] = None if self.layers is None else list(self.layers)
@@ -256,6 +264,23 @@ def require_preconditioning_fits(kernel: str, preconditioning: str) -> None:
             f"preconditioning={preconditioning!r} needs a kernel that estimates softmax "
             f"({', '.join(SOFTMAX_KERNELS)}), got kernel={kernel!r}: only softmax is invariant under a change "
             f"of variables. Use preconditioning='none' with it."
+        )
+
+
+def require_statistics_are_used(kernel: str, preconditioning: str) -> None:
+    """Refuse to calibrate what has no use for statistics.
+
+    Args:
+        kernel: One of :data:`KERNELS`.
+        preconditioning: The preconditioning.
+
+    Raises:
+        ConfigError: Neither the kernel's coefficient nor the preconditioning is computed from statistics.
+    """
+    if kernel != "favor++" and preconditioning == "none":
+        raise ConfigError(
+            f"kernel={kernel!r} with preconditioning='none' uses no statistics, so there is nothing to calibrate. Use "
+            f"statistics='sequence', kernel='favor++', or a preconditioning."
         )
 
 
@@ -282,6 +307,10 @@ def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: ob
         raise ConfigError(f"exact_ends must be (first, last), two numbers of tokens, got {exact_ends!r}.")
     for count in exact_ends:
         require_int("every entry of exact_ends", count, minimum=0)
+    if isinstance(exact_window, tuple) and exact_ends != (0, 0):
+        raise ConfigError(
+            f"exact_ends must be (0, 0) with a tile of patches, got {exact_ends!r}: the class token is exact for all."
+        )
     neighbourhood = sides != (0,) or exact_ends != (0, 0)
     if neighbourhood and kernel not in POSITIVE_KERNELS:
         raise ConfigError(

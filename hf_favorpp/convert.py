@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -83,7 +83,7 @@ def convert_to_favorpp(
     features = {layer.index: _features(layer, config) for layer in layers}
     for layer in layers:
         features[layer.index].redraw_(0)
-    previous = model.config._attn_implementation
+    previous, options = model.config._attn_implementation, getattr(model.config, "favorpp", None)
     _attach(layers, features, previous)
     try:
         model.set_attn_implementation(IMPLEMENTATION)
@@ -96,10 +96,12 @@ def convert_to_favorpp(
         if calibration_data is not None:
             calibrate(model, calibration_data)
             if budget is not None:
-                layers = _keep_within_budget(model, layers, _first(calibration_data), budget)
+                layers = _keep_within_budget(model, layers, next(iter(calibration_data)), budget)
     except BaseException:
         _detach(model, previous)
         _forget_options(model)
+        if options is not None:  # of a converted checkpoint that was loaded as the softmax model
+            model.config.favorpp = options
         raise
     tell_what_changed(model, layers)
     return model
@@ -117,16 +119,14 @@ def _error_budget(keep_softmax: str | None, error_budget: float | None, data: ob
         return None
     if data is None:
         raise ConfigError("keep_softmax='auto' needs calibration_data to measure the layers on.")
+    if isinstance(data, Iterator):
+        raise InputError(
+            "keep_softmax='auto' reads calibration_data twice: pass a DataLoader or a list, not an iterator."
+        )
     budget = DEFAULT_ERROR_BUDGET if error_budget is None else error_budget
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
         raise ConfigError(f"error_budget must be a positive number, got {error_budget!r}.")
     return float(budget)
-
-
-def _first(data: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    for batch in data:
-        return batch
-    raise InputError("keep_softmax='auto' reads calibration_data twice: pass a DataLoader or a list, not an iterator.")
 
 
 def _keep_within_budget(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention import favorpp_attention
-from hf_favorpp.attention.tiles import Grid, tile_order
+from hf_favorpp.attention.tiles import Grid, tile_order, tile_size
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConversionError
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
@@ -146,7 +146,7 @@ class FavorppFeatures(nn.Module):
             return None, window, ends
         assert self.grid is not None
         grid = self.grid(length)
-        return tile_order(grid, window, device), window[0] * window[1], (0, grid.prefix)
+        return tile_order(grid, window, device), tile_size(grid, window), (0, grid.prefix)
 
     @property
     def preconditioner(self) -> Preconditioner | None:
@@ -180,8 +180,9 @@ class FavorppFeatures(nn.Module):
         Args:
             reduce: Sums a tensor over all processes.
         """
-        if self.recent is not None:
-            self.moments += reduce(self.recent.totals).to(self.moments)
+        if self.config.recalibrate is not None:  # on every process, also where the layer did not run
+            recent = torch.zeros_like(self.moments) if self.recent is None else self.recent.totals
+            self.moments += reduce(recent.to(self.moments))
             self.recent = None
 
     @torch.no_grad()

@@ -111,7 +111,8 @@ def test_chosen_projections_explain_held_out_attention_better_than_random_ones()
     for candidates in (1, 4):
         errors[candidates] = 0.0
         for seed in (0, 1):
-            config = FavorppConfig(num_features=32, candidates=candidates, preconditioning="full", seed=seed)
+            options = {"preconditioning": "full", "projection": "orthogonal", "candidates": candidates}
+            config = FavorppConfig(num_features=32, seed=seed, **options)
             errors[candidates] += relative_error(converted(config, calibration_data=data), held_out)
     assert errors[4] < 0.9 * errors[1]
 
@@ -207,6 +208,56 @@ def test_what_cannot_be_calibrated_is_refused():
         calibrate(converted(), DATA, 0)
     with pytest.raises(ConfigError, match=r"kernel=.relu. .* nothing to calibrate"):
         calibrate(converted(FavorppConfig(num_features=8, kernel="relu")), DATA)
+    with pytest.raises(InputError, match=r"a single batch is passed as \[batch\]"):
+        calibrate(converted(), DATA[0])
+    model = converted()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(InputError, match=r"never reached converted layer 0: .* something else than 'favorpp'"):
+        calibrate(model, DATA)
+
+
+def test_data_inside_the_window_leave_the_projections_as_drawn_and_say_so(caplog):
+    model = converted(FavorppConfig(num_features=16, exact_window=16), calibration_data=DATA)
+    assert "no calibration sequence is longer than exact_window" in caplog.text
+    layer = converted_layers(model)[0]
+    assert torch.equal(layer.omega, draw_projections(4, 16, 8, layer=0))
+    assert (layer.log_weights == 0).all()
+
+
+def test_modes_of_the_caller_do_not_reach_the_calibration():
+    expected = calibrate(converted(FavorppConfig(num_features=16)), DATA).state_dict()
+    model = converted(FavorppConfig(num_features=16))
+    with torch.inference_mode():
+        calibrate(model, DATA)
+    calibrate(model, DATA)  # what was written in inference mode could not be written again
+    for name, tensor in expected.items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    with torch.autocast("cpu", torch.bfloat16):
+        low = calibrate(converted(FavorppConfig(num_features=16)), DATA)
+    assert relative_error(low) < 1.1 * relative_error(model)
+
+
+def test_each_of_two_models_keeps_its_own_options():
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = converted(FavorppConfig(num_features=8))
+            self.second = converted(FavorppConfig(num_features=16))
+
+        def forward(self, **batch):
+            return self.first(**batch), self.second(**batch)
+
+    both = calibrate(Both(), DATA)
+    assert both.first.config.favorpp["num_features"] == 8
+    assert both.second.config.favorpp["num_features"] == 16
+
+
+def test_a_rank_whose_layer_did_not_run_still_takes_part_in_the_sum():
+    config = FavorppConfig(num_features=16, statistics="calibrated", recalibrate=RedrawSchedule(every=2))
+    layer = converted_layers(converted(config, calibration_data=DATA[:1]))[0]
+    sums = []
+    layer.absorb_(lambda total: sums.append(total.shape) or total)
+    assert sums == [layer.moments.shape]
 
 
 @pytest.mark.parametrize("model_type", ["albert", "eurobert", "modernbert", "esm"])
@@ -246,7 +297,7 @@ def test_two_ranks_agree_with_each_other_and_with_the_moments_of_one(tmp_path):
 
 def test_recalibration_follows_the_training_batches():
     schedule = RedrawSchedule(every=2)
-    config = FavorppConfig(num_features=16, statistics="calibrated", preconditioning="full", recalibrate=schedule)
+    config = FavorppConfig(num_features=16, statistics="calibrated", recalibrate=schedule)
     model = convert_to_favorpp(tiny_model("bert", hidden_dropout_prob=0.0), config, calibration_data=DATA[:1]).train()
     layer, callback = converted_layers(model)[0], FavorppCallback()
     first = layer.center_x.clone()

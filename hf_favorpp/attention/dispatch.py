@@ -1,5 +1,7 @@
 """The public function: checks its arguments, then chooses the implementation."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -49,8 +51,9 @@ def favorpp_attention(
         preconditioning: ``"none"``, ``"center"``, ``"diagonal"`` or ``"full"``, see
             :func:`hf_favorpp.features.preconditioning.precondition`.
         statistics: Calibrated moments of scaled queries and keys, broadcastable to (B, H, ...), or the
-            preconditioner that was made of them; None takes those of each sequence.
-        log_weights: Logarithms of the weights of the projections, (H, M) or (M,), nats, with ``"favor++"`` and
+            preconditioner that was made of them, which ``preconditioning`` does not change any more; None takes those
+            of each sequence.
+        log_weights: Logarithms of the weights of the projections, one for each of omega, nats, with ``"favor++"`` and
             ``"favor+"``; None means equal ones. Projections that were chosen for the data have them, see
             :func:`hf_favorpp.features.fitting.fit_quadrature`.
         is_causal: Whether query i sees keys 0..i only; needs Lq = Lk, and ``statistics`` where the kernel or the
@@ -85,14 +88,16 @@ def favorpp_attention(
         _check_log_weights(log_weights, omega, kernel)
     if scaling is None:
         scaling = float(query.shape[-1] ** -0.5)
-    if not scaling > 0:
-        raise InputError(f"scaling must be positive, got {scaling!r}; negate the queries for a negative factor.")
+    if not 0 < scaling < math.inf:
+        raise InputError(
+            f"scaling must be positive and finite, got {scaling!r}; negate the queries if it is negative."
+        )
     if is_causal:
         _check_causal(query, key, kernel, preconditioning, statistics)
     if neighbourhood:
         _check_neighbourhood(query, key, exact_window, is_causal)
-    if isinstance(statistics, Statistics) and preconditioning == "full" and statistics.covariance_x is None:
-        raise InputError("preconditioning='full' needs statistics with covariances; these hold variances only.")
+    if statistics is not None:
+        _check_statistics(statistics, query, kernel, preconditioning)
     return reference_attention(
         query,
         key,
@@ -142,7 +147,33 @@ def _checked_omega(omega: Tensor | None, query: Tensor, kernel: str) -> Tensor:
     return omega
 
 
+def _check_statistics(
+    statistics: Statistics | Preconditioner, query: Tensor, kernel: str, preconditioning: str
+) -> None:
+    if not isinstance(statistics, Statistics | Preconditioner):
+        raise InputError(
+            f"statistics must be Statistics (see hf_favorpp.features.statistics) or the Preconditioner made of them, "
+            f"got {type(statistics).__name__}."
+        )
+    if isinstance(statistics, Statistics) and preconditioning == "full" and statistics.covariance_x is None:
+        raise InputError("preconditioning='full' needs statistics with covariances; these hold variances only.")
+    if isinstance(statistics, Preconditioner) and kernel == "favor++" and statistics.coefficient is None:
+        raise InputError("kernel='favor++' needs a preconditioner with a coefficient, got one without.")
+    moment = statistics.mean_x if isinstance(statistics, Statistics) else statistics.coefficient
+    batch, heads, _, head_dim = query.shape
+    if moment is None:
+        return
+    fits = moment.ndim == 3 and moment.shape[0] in (1, batch) and moment.shape[1] == heads
+    if not fits or moment.shape[-1] not in (1, head_dim):
+        raise InputError(
+            f"statistics must be those of (batch or 1, heads, head_dim) = ({batch} or 1, {heads}, {head_dim}), got "
+            f"{tuple(moment.shape)}."
+        )
+
+
 def _check_log_weights(log_weights: Tensor, omega: Tensor, kernel: str) -> None:
+    if not isinstance(log_weights, Tensor):
+        raise InputError(f"log_weights must be a tensor, got {type(log_weights).__name__}.")
     if kernel not in ("favor++", "favor+"):
         raise ConfigError(f"log_weights need kernel='favor++' or 'favor+', got kernel={kernel!r}.")
     if log_weights.shape != omega.shape[:-1]:

@@ -21,11 +21,11 @@ class Grid(NamedTuple):
 
 
 def tile_order(grid: Grid, tile: tuple[int, int], device: torch.device) -> Tensor:
-    """Return the order of tokens in which every run of ``rows * columns`` of a tile is one tile of the image.
+    """Return the order of tokens in which every run of :func:`tile_size` patches is about one tile of the image.
 
-    Where tiles of that size do not divide the image, as few as can cover it are made about equally large, and a run
-    reaches into the next one: they follow each other like a snake, so that it is a neighbour. The special tokens come
-    last, out of the way of the tiles.
+    Where tiles of that size do not divide the image, as few as can cover it are made about equally large. Where those
+    differ by a row or a column a run reaches into the next one: they follow each other like a snake, so that it is a
+    neighbour. The special tokens come last, out of the way of the tiles.
 
     Args:
         grid: The layout of the tokens.
@@ -43,3 +43,18 @@ def tile_order(grid: Grid, tile: tuple[int, int], device: torch.device) -> Tenso
     key = (tile_row * across + snake) * grid.rows * grid.columns + row * grid.columns + column
     patches = grid.prefix + key.flatten().argsort()
     return torch.cat((patches, torch.arange(grid.prefix, device=device)))
+
+
+def tile_size(grid: Grid, tile: tuple[int, int]) -> int:
+    """Return the number of tokens in the largest of the about equal tiles that cover the image.
+
+    Args:
+        grid: The layout of the tokens.
+        tile: Rows and columns of patches in a tile at most.
+
+    Returns:
+        Patches, ``tile[0] * tile[1]`` where the tile divides the image. A single tile holds the special tokens too.
+    """
+    down, across = -(-grid.rows // tile[0]), -(-grid.columns // tile[1])
+    patches = -(-grid.rows // down) * -(-grid.columns // across)
+    return patches + grid.prefix if down * across == 1 else patches
