@@ -66,10 +66,10 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
             used = _run(model, dataloader, num_batches)
         with torch.autocast(layers[0].omega.device.type, enabled=False):
             chosen = _choose(observers, used)
-    for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
-        layer.set_preconditioner_(preconditioner)
-        if projections is not None:
-            layer.set_projections_(*projections)
+        for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
+            layer.set_preconditioner_(preconditioner)
+            if projections is not None:
+                layer.set_projections_(*projections)
     for module in model.modules():  # a wrapper has no configuration, and a head shares that of its base model
         options, own = getattr(module, "config", None), converted_layers(module)
         if own and options is not None and getattr(options, "favorpp", None) is not None:
