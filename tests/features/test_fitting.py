@@ -135,3 +135,23 @@ def test_drawing_is_exact_in_number_for_any_masses(mass, count):
     drawn, probability = draw_proportionally(torch.tensor(mass), count, torch.Generator().manual_seed(1))
     assert len(drawn) == count
     assert ((probability > 0) & (probability <= 1)).all()
+
+
+def test_halving_keeps_every_weight_in_expectation(monkeypatch):
+    monkeypatch.setattr("hf_favorpp.features.fitting.STEPS_BETWEEN", 1)
+    samples, (nodes, log_weights) = [sample()], candidates(8)
+    monkeypatch.setattr("hf_favorpp.features.fitting.LAST_STEPS", 1)
+    _, updated = fit(samples, nodes, log_weights, 8)
+    monkeypatch.setattr("hf_favorpp.features.fitting.LAST_STEPS", 0)
+    total, squares, draws = torch.zeros(HEADS, 8, dtype=F64), torch.zeros(HEADS, 8, dtype=F64), 400
+    times = torch.zeros(HEADS, 8)
+    for seed in range(draws):
+        generator = torch.Generator().manual_seed(seed)
+        chosen, weights = fit_quadrature(samples, nodes, log_weights, 4, generator)
+        drawn = torch.zeros(HEADS, 8, dtype=F64).scatter(1, chosen, weights.exp())
+        times += drawn > 0
+        total, squares = total + drawn / draws, squares + drawn.square() / draws
+    error = (squares - total.square()).clamp(min=0).sqrt() / draws**0.5
+    often = times >= 30  # of the others too few were drawn to tell
+    assert ((total - updated.exp()).abs() <= 5 * error + 1e-9)[often].all()
+    assert (often & (times < draws)).sum() >= 4

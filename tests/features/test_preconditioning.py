@@ -118,3 +118,15 @@ def test_float32_statistics_are_decomposed_in_float64():
     y_ = (y - exact.center_y.unsqueeze(-2)) @ rounded.transform_y.double().mT
     plain = (x - exact.center_x.unsqueeze(-2)) @ (y - exact.center_y.unsqueeze(-2)).mT
     assert (x_ @ y_.mT - plain).norm() < 1e-6 * plain.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_coefficient_is_the_best_one_for_what_the_change_leaves(kind):
+    """CRT Theorem 3.3 from psi of the changed queries and keys: in each coordinate by itself, or all together."""
+    x, y, _, change = transformed(*correlated(length=20_000, batch=1), kind)
+    moments = sequence_statistics(x, y)
+    psi, d = moments.psi(centred=False).unsqueeze(-1), 6
+    if kind in ("diagonal", "full"):
+        psi, d = moments.variance_x + moments.variance_y, 1
+    rho = 2 * d / ((2 * psi + d).square().add(8 * d * psi).sqrt() + 2 * psi + d)
+    assert torch.allclose(change.coefficient, (1 - 1 / rho) / 8, rtol=3e-2, atol=5e-2)  # one has the ridge
