@@ -90,7 +90,8 @@ class FavorppConfig:
             stay softmax.
         redraw: When projections are drawn anew in training; None keeps the first draw.
         recalibrate: When calibrated statistics are renewed in training, from the queries and keys of the training
-            batches since the last time: both drift as the weights are trained. None keeps the first calibration.
+            batches since the last time: both drift as the weights are trained. None keeps the first calibration,
+            which was measured to train as well.
         candidates: Projections drawn per feature, >= 1, of which a calibration keeps those that explain the attention
             of the calibration data best, with weights
             (:func:`hf_favorpp.features.fitting.fit_quadrature`). 1 keeps every projection as it was drawn. None
