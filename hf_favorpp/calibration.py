@@ -149,8 +149,7 @@ class _Observer:
     def choose(self) -> tuple[Preconditioner, tuple[Tensor, Tensor] | None]:
         """Return the preconditioner, float32, and the projections with their log-weights, where they are chosen."""
         config, omega = self.layer.config.calibrated(), self.layer.omega
-        exact = precondition(self.moments.statistics(), str(config.preconditioning))
-        change = Preconditioner(*(None if field is None else field.float() for field in exact))
+        change = precondition(self.moments.statistics(), str(config.preconditioning)).to(torch.float32)
         if config.candidates_per_feature == 1:
             return change, None
         pairs = self._pairs(change)
@@ -187,8 +186,7 @@ class _Observer:
     ) -> PairSample:
         """Draw queries from each sequence, and say which keys each of them meets through features."""
         x, y, key_weight = change.shift(x, y)
-        if change.transform_x is not None and change.transform_y is not None:
-            x, y = x @ change.transform_x.mT, y @ change.transform_y.mT
+        x, y = change.transform(x, y)
         length = mask.shape[1]
         lottery = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~mask, -1)
         drawn = lottery.topk(min(max(8, min(length // 8, 64)), length), dim=1).indices

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from hf_favorpp.errors import ConversionError, InputError
-from hf_favorpp.features.preconditioning import Preconditioner, precondition
+from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
 from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
 from hf_favorpp.nn import FavorppFeatures, evaluating, observing
@@ -115,10 +115,9 @@ class _Observer:
         change = self.layer.preconditioner
         if change is None:
             change = precondition(sequence_statistics(x, y, real, real_key, covariance=kind == "full"), kind)
-        change = Preconditioner(*(None if field is None else field.to(x.dtype) for field in change))
+        change = change.to(x.dtype)
         x, y, _ = change.shift(x, y)
-        if change.transform_x is not None and change.transform_y is not None:
-            x, y = x @ change.transform_x.mT, y @ change.transform_y.mT
+        x, y = change.transform(x, y)
         moments = sequence_statistics(_zero_padding(x, real), _zero_padding(y, real_key), real, real_key)
         u = moments.variance_x + moments.variance_y + (moments.mean_x + moments.mean_y).square()
         there = real.any(-1) & real_key.any(-1)

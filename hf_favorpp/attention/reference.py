@@ -110,13 +110,13 @@ def _preconditioner(
 ) -> Preconditioner:
     """Return the given preconditioner, or make it of the given moments or of those of each sequence."""
     if isinstance(statistics, Preconditioner):
-        return Preconditioner(*(None if t is None else t.to(x.dtype) for t in statistics))
+        return statistics.to(x.dtype)
     if statistics is None:
         if kernel != "favor++" and preconditioning == "none":
             return Preconditioner()
         covariance = preconditioning == "full"
         statistics = sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
-    return Preconditioner(*(None if t is None else t.to(x.dtype) for t in precondition(statistics, preconditioning)))
+    return precondition(statistics, preconditioning).to(x.dtype)
 
 
 def _trig_attention(

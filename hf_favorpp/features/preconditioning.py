@@ -53,6 +53,16 @@ class Preconditioner(NamedTuple):
         y = y - self.center_y.unsqueeze(-2)
         return x - self.center_x.unsqueeze(-2), y, (y @ self.center_x.unsqueeze(-1)).squeeze(-1)
 
+    def transform(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return T x and the inverse transpose of T times y, of shifted queries and keys, (B, H, L, d) both."""
+        if self.transform_x is None or self.transform_y is None:
+            return x, y
+        return x @ self.transform_x.mT, y @ self.transform_y.mT
+
+    def to(self, dtype: torch.dtype) -> "Preconditioner":
+        """Return the same in another dtype."""
+        return Preconditioner(*(None if field is None else field.to(dtype) for field in self))
+
     def fold(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Fold the transforms into projections, so that shifted x and y need not be transformed.
 
