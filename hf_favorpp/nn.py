@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention import favorpp_attention
-from hf_favorpp.attention.tiles import Grid, tile_order, tile_size
+from hf_favorpp.attention.tiles import Grid, tile_neighbourhood
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConversionError
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
@@ -145,8 +145,7 @@ class FavorppFeatures(nn.Module):
         if isinstance(window, int):
             return None, window, ends
         assert self.grid is not None
-        grid = self.grid(length)
-        return tile_order(grid, window, device), tile_size(grid, window), (0, grid.prefix)
+        return tile_neighbourhood(self.grid(length), window, device)
 
     @property
     def preconditioner(self) -> Preconditioner | None:

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
 from hf_favorpp.attention.neighbourhood import neighbourhood_attention
-from hf_favorpp.attention.tiles import tile_order
+from hf_favorpp.attention.tiles import tile_neighbourhood
 from hf_favorpp.convert import plan_conversion
 from hf_favorpp.families.family import Family
 from hf_favorpp.registration import padding_mask
@@ -204,8 +204,7 @@ def window_attention(
     order = None
     if isinstance(window, tuple):
         assert family.grid is not None
-        grid = family.grid(module, x.shape[2])
-        order, window, ends = tile_order(grid, window, x.device), window[0] * window[1], (0, grid.prefix)
+        order, window, ends = tile_neighbourhood(family.grid(module, x.shape[2]), window, x.device)
         x, y, v = (t[:, :, order] for t in (x, y, v))
     nothing = torch.full_like(x[..., :1], float("-inf"))
     out = neighbourhood_attention(nothing, nothing, x, y, v, key_mask, window, ends).to(value.dtype)

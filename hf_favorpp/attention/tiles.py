@@ -20,6 +20,21 @@ class Grid(NamedTuple):
     columns: int
 
 
+def tile_neighbourhood(grid: Grid, tile: tuple[int, int], device: torch.device) -> tuple[Tensor, int, tuple[int, int]]:
+    """Return the neighbourhood of a tile in one dimension.
+
+    Args:
+        grid: The layout of the tokens.
+        tile: Rows and columns of patches in a tile at most.
+        device: Of the order.
+
+    Returns:
+        The order to bring the tokens into, (L,) int64, the tokens per block, and how many first and last ones of that
+        order all others see: the special tokens.
+    """
+    return tile_order(grid, tile, device), tile_size(grid, tile), (0, grid.prefix)
+
+
 def tile_order(grid: Grid, tile: tuple[int, int], device: torch.device) -> Tensor:
     """Return the order of tokens in which every run of :func:`tile_size` patches is about one tile of the image.
 
