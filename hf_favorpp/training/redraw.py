@@ -28,6 +28,7 @@ class FavorppCallback(TrainerCallback):
             schedule: When to redraw; None uses ``FavorppConfig.redraw`` of the model, which may be never.
         """
         self.schedule = schedule
+        self._absorbed_steps: int | None = None
 
     def step(self, model: nn.Module, completed_steps: int) -> bool:
         """Bring projections and statistics to the draw and the calibration that are due; in eval mode nothing happens.
@@ -51,7 +52,8 @@ class FavorppCallback(TrainerCallback):
         renewed = False
         for layer in layers:
             if (recalibrate := layer.config.recalibrate) is not None:
-                layer.absorb_(sum_over_processes)
+                if self._absorbed_steps != completed_steps:  # end_step did it: the sum over processes is not free
+                    layer.absorb_(sum_over_processes)
                 renewed |= layer.recalibrate_(recalibrate.draw_index(completed_steps))
             if (redraw := self.schedule or layer.config.redraw) is not None:
                 due = redraw.draw_index(completed_steps)
@@ -71,6 +73,7 @@ class FavorppCallback(TrainerCallback):
         """
         for layer in converted_layers(model):
             layer.absorb_(sum_over_processes)
+        self._absorbed_steps = completed_steps
 
     def on_step_end(
         self,
