@@ -20,11 +20,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "projection": ("orthogonal", "antithetic", "iid"),
     "preconditioning": ("none", "center", "diagonal", "full"),
     "statistics": ("sequence", "calibrated"),
-    "backend": ("auto", "reference"),
+    "backend": ("auto", "reference", "cpu", "triton"),
 }
 _PLANNED: dict[str, tuple[str, ...]] = {
     "projection": ("hadamard", "givens"),
-    "backend": ("cpu", "triton"),
 }
 
 
@@ -97,7 +96,8 @@ class FavorppConfig:
             (:func:`hf_favorpp.features.fitting.fit_quadrature`). 1 keeps every projection as it was drawn. None
             chooses 8 where that is possible: with ``"favor++"`` and ``"favor+"``, and neither ``redraw``, which would
             replace what was chosen, nor ``recalibrate``, which would turn the coordinates away from it.
-        backend: ``"auto"`` or ``"reference"``.
+        backend: ``"auto"`` takes fused code for the device where it can; ``"cpu"``, ``"triton"`` or ``"reference"``
+            ask for one implementation, see :mod:`hf_favorpp.attention.backends`.
         seed: Seed of the projections. They depend on (seed, layer, draw) alone, not on any global random state.
 
     Raises:

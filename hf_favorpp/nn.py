@@ -82,7 +82,14 @@ class FavorppFeatures(nn.Module):
             self._allocate_preconditioner()
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, scaling: float | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        scaling: float | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Attend; see :func:`hf_favorpp.favorpp_attention` for shapes and errors.
 
@@ -92,6 +99,8 @@ class FavorppFeatures(nn.Module):
             value: (B, H_kv, Lk, D).
             key_mask: (B, Lk), bool, True = real token, or None.
             scaling: Factor of the logits; None means d^-1/2.
+            cu_seqlens: Of packed sequences, (N + 1,), int, or None; not with a two-dimensional ``exact_window``.
+            max_seqlen: Tokens of the longest packed sequence, or None.
 
         Returns:
             (B, H, Lq, D).
@@ -126,6 +135,8 @@ class FavorppFeatures(nn.Module):
             log_weights=getattr(self, "log_weights", None),
             exact_window=window,
             exact_ends=ends,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
             backend=self.config.backend,
         )
         return out if order is None else out[..., order.argsort(), :]

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
+from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.convert import IMPLEMENTATION, KEY_PATTERN, ignore_features, prepare_for_loading
 from hf_favorpp.errors import CheckpointError, ConversionError, InputError, UnsupportedModelError
 from hf_favorpp.nn import CALIBRATION_BUFFERS, FavorppFeatures, converted_layers
@@ -62,19 +63,24 @@ def attention_forward(
         ConversionError: The model was never converted.
         InputError: The mask depends on the query in a layer that was converted, or ``cu_seq_lens_q`` does not fit.
     """
-    cu_seqlens, packed_shape = kwargs.pop("cu_seq_lens_q", None), (query.shape[0], query.shape[2])
-    if cu_seqlens is not None:
-        query, key, value = (_unpack(t, cu_seqlens, kwargs.get("max_length_q")) for t in (query, key, value))
-        attention_mask = _packing_mask(cu_seqlens, query.shape[-2])
     features = getattr(module, "favorpp", None)
+    cu_seqlens, max_seqlen = kwargs.pop("cu_seq_lens_q", None), kwargs.get("max_length_q")
     if features is None:
         _require_conversion(module)
     else:
         _refuse_logit_terms(module, kwargs)
         # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
         query, key = query.to(value.dtype), key.to(value.dtype)
-        if features.probe is not None:
-            features.probe(query, key, value, _key_mask(attention_mask), scaling)
+        if not features.exact and features.probe is None:
+            mask = None if cu_seqlens is not None else _key_mask(attention_mask)
+            out: Tensor = features(query, key, value, mask, scaling, cu_seqlens, max_seqlen)
+            return out.transpose(1, 2), None
+    if cu_seqlens is not None:
+        max_seqlen = int(cu_seqlens.diff().max()) if max_seqlen is None else max_seqlen
+        query, key, value = (unpack(t, cu_seqlens, max_seqlen) for t in (query, key, value))
+        attention_mask = packing_mask(cu_seqlens, max_seqlen)
+    if features is not None and features.probe is not None:
+        features.probe(query, key, value, _key_mask(attention_mask), scaling)
     if features is None or features.exact:
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
@@ -84,12 +90,7 @@ def attention_forward(
     else:
         out = features(query, key, value, _key_mask(attention_mask), scaling).transpose(1, 2)
     if cu_seqlens is not None:
-        out = out[_packing_mask(cu_seqlens, out.shape[1])].unsqueeze(0)
-        if out.shape[:2] != packed_shape:
-            raise InputError(
-                f"packed sequences must be one row that cu_seq_lens_q covers to its end, in parts no longer than "
-                f"max_length_q; got (batch, length) {packed_shape}, of which {out.shape[1]} tokens are covered."
-            )
+        out = pack(out.transpose(1, 2), cu_seqlens).transpose(1, 2)
     return out, None
 
 
@@ -174,17 +175,6 @@ def _refuse_logit_terms(module: nn.Module, kwargs: dict[str, Any]) -> None:
             )
     if kwargs.get("is_causal"):
         raise UnsupportedModelError(f"{type(module).__name__} asks for causal attention; encoders are converted only.")
-
-
-def _unpack(x: Tensor, cu_seqlens: Tensor, max_length: int | None) -> Tensor:
-    """Split one packed row into padded sequences: (1, H, T, d) -> (N, H, max_length, d)."""
-    length = int(cu_seqlens.diff().max()) if max_length is None else max_length
-    index = cu_seqlens[:-1, None] + torch.arange(length, device=x.device)
-    return x[0][:, index.clamp(max=x.shape[2] - 1)].transpose(0, 1)
-
-
-def _packing_mask(cu_seqlens: Tensor, length: int) -> Tensor:
-    return torch.arange(length, device=cu_seqlens.device) < cu_seqlens.diff().unsqueeze(-1)
 
 
 def _wrap(name: str, hook: Callable[..., Any]) -> None:

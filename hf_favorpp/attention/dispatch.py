@@ -5,7 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from hf_favorpp.attention.backends import choose_backend, note
+from hf_favorpp.attention.options import Options
+from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.attention.reference import reference_attention
+from hf_favorpp.attention.two_steps import packed_tokens, real_tokens, two_step_attention
 from hf_favorpp.config import require_choice, require_neighbourhood_fits, require_preconditioning_fits
 from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.preconditioning import Preconditioner
@@ -30,6 +34,8 @@ def favorpp_attention(
     is_causal: bool = False,
     exact_window: int = 0,
     exact_ends: tuple[int, int] = (0, 0),
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attend in time and memory linear in length: softmax(scaling Q K^T) V estimated by random features.
@@ -62,13 +68,20 @@ def favorpp_attention(
             features to the others, under one normalisation. 0 for no block. Needs Lq = Lk and a positive kernel
             that estimates softmax. With w >= Lk the result is softmax attention.
         exact_ends: How many of the first and of the last real tokens every query attends to exactly.
-        backend: ``"auto"`` or ``"reference"``, which are the same in this version.
+        cu_seqlens: Where each of N packed sequences begins in the single row of tokens, and where the last ends,
+            (N + 1,), int32 or int64: B = 1, and there is no mask. Each attends to itself and has statistics of its
+            own. None for rows that are one sequence each.
+        max_seqlen: Tokens of the longest packed sequence, which may be given to spare looking.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"reference"``, see :mod:`hf_favorpp.attention.backends`.
+            All but the reference keep no (L x M) tensor, and can be differentiated once.
 
     Returns:
-        (B, H, Lq, D), dtype of ``query``. Zeros for a sequence without any real key.
+        (B, H, Lq, D), dtype of ``query``. Zeros for a sequence without any real key; some finite number at padded
+        queries.
 
     Raises:
-        ConfigError: ``kernel``, ``preconditioning`` or ``backend`` is unknown, or they do not go together.
+        ConfigError: ``kernel``, ``preconditioning`` or ``backend`` is unknown, or they do not go together, or the
+            backend cannot compute this.
         InputError: Shapes, dtypes or masks do not fit.
 
     Source:
@@ -98,22 +111,25 @@ def favorpp_attention(
         _check_neighbourhood(query, key, exact_window, is_causal)
     if statistics is not None:
         _check_statistics(statistics, query, kernel, preconditioning)
-    return reference_attention(
-        query,
-        key,
-        value,
-        omega,
-        scaling=scaling,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        kernel=kernel,
-        preconditioning=preconditioning,
-        statistics=statistics,
-        log_weights=log_weights,
-        is_causal=is_causal,
-        exact_window=int(exact_window),
-        exact_ends=exact_ends,
+    if cu_seqlens is not None:
+        max_seqlen = _checked_packing(cu_seqlens, max_seqlen, query, key, key_mask, query_mask, is_causal)
+    backend = choose_backend(
+        backend, query, value, omega.shape[-2], kernel=kernel, is_causal=is_causal, statistics=statistics
     )
+    note(backend)
+    options = Options(
+        scaling, kernel, preconditioning, statistics, log_weights, int(exact_window), (exact_ends[0], exact_ends[1])
+    )
+    packing = None if cu_seqlens is None or max_seqlen is None else (cu_seqlens, max_seqlen)
+    if backend != "reference":
+        keys = real_tokens(key_mask) if packing is None else packed_tokens(*packing)
+        queries = keys if packing is not None or query_mask is key_mask else real_tokens(query_mask)
+        return two_step_attention(query, key, value, omega, queries, keys, options, backend)
+    if packing is not None:
+        query, key, value = (unpack(t, *packing) for t in (query, key, value))
+        key_mask = query_mask = packing_mask(*packing)
+    out = reference_attention(query, key, value, omega, key_mask, query_mask, options, is_causal=is_causal)
+    return out if packing is None else pack(out, packing[0])
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -224,3 +240,39 @@ def _check_neighbourhood(query: Tensor, key: Tensor, exact_window: object, is_ca
             f"exact_window and exact_ends need as many queries as keys, got {query.shape[-2]} queries and "
             f"{key.shape[-2]} keys."
         )
+
+
+def _checked_packing(
+    cu_seqlens: Tensor,
+    max_seqlen: int | None,
+    query: Tensor,
+    key: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    is_causal: bool,
+) -> int:
+    """Return the length of the longest packed sequence, or what is given for it."""
+    if key_mask is not None or query_mask is not None or is_causal:
+        raise InputError("packed sequences (cu_seqlens) have no padding and no causal form; got a mask or is_causal.")
+    length = query.shape[-2]
+    if query.shape[0] != 1 or key.shape[-2] != length:
+        raise InputError(
+            f"packed sequences (cu_seqlens) must be a single row with as many queries as keys, got query "
+            f"{tuple(query.shape)} and key {tuple(key.shape)}."
+        )
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise InputError(
+            f"cu_seqlens must be (sequences + 1,) int32 or int64, got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
+        )
+    if torch.compiler.is_compiling() and max_seqlen is not None:
+        return max_seqlen  # to look at the numbers would break the graph
+    lengths = cu_seqlens.diff()
+    longest, shortest = int(lengths.max()), int(lengths.min())
+    covered = int(cu_seqlens[0]) == 0 and int(cu_seqlens[-1]) == length
+    if not covered or shortest < 0 or (max_seqlen is not None and longest > max_seqlen):
+        raise InputError(
+            f"packed sequences must be one row that cu_seqlens covers from its start to its end, in parts no longer "
+            f"than max_seqlen; got a row of {length} tokens, cu_seqlens from {int(cu_seqlens[0])} to "
+            f"{int(cu_seqlens[-1])}, parts of {shortest} to {longest} tokens, max_seqlen={max_seqlen}."
+        )
+    return max_seqlen or max(longest, 1)

@@ -79,7 +79,7 @@ def _attend_by_rank(tensors: list[Tensor], real: Tensor, window: int, ends: tupl
     else:
         blocks = (length // window, window)
         q, k, x_, y_, v = (torch.unflatten(t, 2, blocks) for t in (log_phi_q, log_phi_k, x, y, value))
-        z, S = _other_blocks(_attend(k.mT, v))
+        z, S = other_blocks(_attend(k.mT, v))
         near = (x_ @ y_.mT).masked_fill(torch.unflatten(hidden, 2, blocks).mT, float("-inf"))
         z, out = _merge(_attend(near, v), _attend(q + z.unsqueeze(-2), S))
         found = z.flatten(2, 3), out.flatten(2, 3)
@@ -106,7 +106,7 @@ def _merge(a: Summary, b: Summary) -> Summary:
     return z, torch.lerp(a[1], b[1], weights[1].unsqueeze(-1))
 
 
-def _other_blocks(own: Summary) -> Summary:
+def other_blocks(own: Summary) -> Summary:
     """Summarise for each block all blocks but itself.
 
     What is outside a block is its sibling and what is outside the pair of both. That halves the number of blocks, so
@@ -125,7 +125,7 @@ def _other_blocks(own: Summary) -> Summary:
     if blocks % 2:
         z, S = pad(z, (0, 0, 0, 1), value=float("-inf")), pad(S, (0, 0, 0, 0, 0, 1))
     z, S = torch.unflatten(z, 2, (-1, 2)), torch.unflatten(S, 2, (-1, 2))
-    outside = _other_blocks(_merge((z[:, :, :, 0], S[:, :, :, 0]), (z[:, :, :, 1], S[:, :, :, 1])))
+    outside = other_blocks(_merge((z[:, :, :, 0], S[:, :, :, 0]), (z[:, :, :, 1], S[:, :, :, 1])))
     z, S = _merge((outside[0].unsqueeze(3), outside[1].unsqueeze(3)), (z.flip(3), S.flip(3)))
     return z.flatten(2, 3)[:, :, :blocks], S.flatten(2, 3)[:, :, :blocks]
 

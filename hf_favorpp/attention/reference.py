@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hf_favorpp.attention.chained import causal_feature_attention, feature_attention, softmax_and_logsumexp
 from hf_favorpp.attention.neighbourhood import neighbourhood_attention
+from hf_favorpp.attention.options import Options
 from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
 from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
@@ -16,17 +17,11 @@ def reference_attention(
     key: Tensor,
     value: Tensor,
     omega: Tensor,
-    *,
-    scaling: float,
     key_mask: Tensor | None,
     query_mask: Tensor | None,
-    kernel: str,
-    preconditioning: str,
-    statistics: Statistics | Preconditioner | None,
-    log_weights: Tensor | None,
+    options: Options,
+    *,
     is_causal: bool,
-    exact_window: int,
-    exact_ends: tuple[int, int],
 ) -> Tensor:
     """Compute :func:`hf_favorpp.favorpp_attention` on validated arguments, in at least float32.
 
@@ -35,20 +30,15 @@ def reference_attention(
         key: (B, H_kv, Lk, d), H_kv a divisor of H.
         value: (B, H_kv, Lk, D).
         omega: (H, M, d) or (M, d).
-        scaling: Factor of the logits.
         key_mask: (B, Lk), bool, True = real, or None.
         query_mask: (B, Lq), bool, True = real, or None.
-        kernel: Feature map.
-        preconditioning: Change of variables before the features.
-        statistics: Calibrated moments or the preconditioner made of them; None for those of each sequence.
-        log_weights: Logarithms of the weights of the projections, (H, M) or (M,), or None for equal ones.
+        options: Of the attention.
         is_causal: Whether a query sees only keys at its own and earlier positions.
-        exact_window: Tokens per exactly attended block, 0 for none.
-        exact_ends: How many first and last real tokens every query sees exactly.
 
     Returns:
         (B, H, Lq, D), dtype of ``query``.
     """
+    scaling, kernel, preconditioning, statistics, log_weights, exact_window, exact_ends = options
     dtype = query.dtype
     compute = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):

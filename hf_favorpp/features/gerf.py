@@ -56,4 +56,5 @@ def quadrature(kernel: str, omega: Tensor, coefficient: Tensor | None = None) ->
     assert coefficient is not None
     A = coefficient.unsqueeze(-2)
     log_constant = torch.log1p(-4 * A).expand(*A.shape[:-1], omega.shape[-1]).sum(-1) / 2 - math.log(omega.shape[-2])
-    return torch.sqrt(1 - 4 * A) * omega, 2 * (A * omega.square()).sum(-1) + log_constant
+    sq_norm = A.squeeze(-1) * omega.square().sum(-1) if A.shape[-1] == 1 else (A * omega.square()).sum(-1)
+    return torch.sqrt(1 - 4 * A) * omega, 2 * sq_norm + log_constant

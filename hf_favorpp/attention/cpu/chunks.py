@@ -1,0 +1,196 @@
+"""Which tokens are worked on at a time, and where."""
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_LOGITS = 3 * 2**18
+"""Logits of all heads in a chunk: 3 MiB of float32, and two or three such matrices at a time."""
+
+LOG2_E = math.log2(math.e)
+
+
+class Chunk(NamedTuple):
+    """Some consecutive ranks of a sequence, in blocks of equal width, of which the last may be short of tokens.
+
+    Attributes:
+        begin: First rank.
+        end: Rank after the last.
+        blocks: How many blocks.
+        width: Ranks of a block.
+        where: Which of all blocks of the sequence these are.
+    """
+
+    begin: int
+    end: int
+    blocks: int
+    width: int
+    where: slice
+
+    def of(self, tokens: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a copy of the tokens of the chunk in scratch memory, which also brings them into cache.
+
+        Args:
+            tokens: (H, L, D).
+            name: Of the memory.
+            dtype: Of the copy.
+
+        Returns:
+            (H, blocks * width, D), zeros where there is no token.
+        """
+        part = tokens[:, self.begin : self.end]
+        size = part.shape[1]
+        copy = scratch(name, (part.shape[0], self.blocks * self.width, part.shape[2]), dtype)
+        copy[:, :size].copy_(part)
+        copy[:, size:] = 0
+        return copy
+
+    def blockwise(self, tokens: Tensor) -> Tensor:
+        """Return tokens of the chunk by block, (H, blocks * width, D) -> (H, blocks, width, D)."""
+        return torch.unflatten(tokens, 1, (self.blocks, self.width))
+
+    def put_(self, tokens: Tensor, part: Tensor) -> None:
+        """Write what belongs to the chunk, (H, blocks * width, D), into tokens, (H, L, D)."""
+        tokens[:, self.begin : self.end] = part[:, : self.end - self.begin]
+
+    def hidden(self, begin: int, end: int) -> Tensor | None:
+        """Return which ranks lie outside [begin, end), (blocks * width,) bool; None if none does."""
+        after = self.begin + self.blocks * self.width
+        if begin <= self.begin and after <= end:
+            return None
+        ranks = torch.arange(self.begin, after)
+        return (ranks < begin) | (ranks >= end)
+
+
+def chunks(begin: int, end: int, length: int, logits_per_token: int, block: int) -> Iterator[Chunk]:
+    """Cut the ranks [begin, end) of a sequence into chunks.
+
+    Args:
+        begin: First rank that is wanted; with blocks a chunk may hold earlier ones.
+        end: Rank after the last that is wanted.
+        length: Ranks of the sequence.
+        logits_per_token: Of all heads.
+        block: Ranks per block, 0 for one block in all; then a chunk is a part of it.
+
+    Yields:
+        The chunks, in order.
+    """
+    tokens = max(64, CHUNK_LOGITS // logits_per_token // 64 * 64)
+    if block == 0:
+        for start in range(begin, end, tokens):
+            stop = min(start + tokens, end)
+            yield Chunk(start, stop, 1, stop - start, slice(0, 1))
+    elif begin < end:
+        width = min(block, length)
+        blocks = max(1, tokens // width)
+        for index in range(begin // block, -(-end // block), blocks):
+            start, stop = index * block, min((index + blocks) * block, length)
+            count = -(-(stop - start) // width)
+            yield Chunk(start, stop, count, width, slice(index, index + count))
+
+
+def sequences(
+    order: Tensor | None, count: Tensor | None, read: tuple[Tensor, ...], write: tuple[Tensor, ...] = ()
+) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
+    """Go through the sequences, each as tokens by rank.
+
+    Args:
+        order: Positions by rank, (N, L), ascending, or None; see :mod:`hf_favorpp.attention.operators`.
+        count: Tokens of each sequence, (N,), or None.
+        read: Tensors (N or 1, H, L, D).
+        write: Tensors of the same shapes, 0, into which the tokens are written.
+
+    Yields:
+        Index of the sequence, and its part of each tensor, (H, ranks, D): where possible a view.
+    """
+    if order is None or count is None:
+        for n in range(read[0].shape[0]):
+            yield n, [t[n] for t in read], [t[n] for t in write]
+        return
+    for n, length in enumerate(count.tolist()):
+        if length == 0:
+            continue
+        positions = order[n, :length].long()
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        rows_read, rows_write = ([of(t, n) for t in tensors] for tensors in (read, write))
+        if stop - start == length:
+            yield n, [t[:, start:stop] for t in rows_read], [t[:, start:stop] for t in rows_write]
+        else:
+            parts = [t.new_zeros(t.shape[0], length, t.shape[2]) for t in rows_write]
+            yield n, [t.index_select(1, positions) for t in rows_read], parts
+            for t, part in zip(rows_write, parts, strict=True):
+                t.index_copy_(1, positions, part)
+
+
+def of(t: Tensor, n: int) -> Tensor:
+    """Return what belongs to sequence n, of a tensor with one entry for each or one for all."""
+    return t[n if t.shape[0] > 1 else 0]
+
+
+class Scratch(threading.local):
+    """Memory for what a chunk needs, of each thread, kept for the next chunk and for the next call.
+
+    To get fresh memory from the system for every chunk costs more than to fill it. What is kept are a few matrices of
+    ``CHUNK_LOGITS`` numbers.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing, in every thread."""
+        self.pieces: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory of a name, with any content.
+
+        Args:
+            name: The same name gets the same memory.
+            shape: Of the tensor.
+            dtype: Of the tensor.
+
+        Returns:
+            A contiguous tensor.
+        """
+        size = math.prod(shape)
+        piece = self.pieces.get((name, dtype))
+        if piece is None or piece.numel() < size:
+            with torch.inference_mode(False):  # or it could not be written to outside of inference mode ever after
+                piece = self.pieces[name, dtype] = torch.empty(size, dtype=dtype, device="cpu")
+        return piece[:size].view(shape)
+
+
+scratch = Scratch()
+
+
+def product(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """Return a @ b in scratch memory; ``torch.matmul`` would take fresh memory, whatever its ``out``.
+
+    Args:
+        a: (..., n, k).
+        b: (..., k, m), the same leading dimensions.
+        name: Of the memory.
+
+    Returns:
+        (..., n, m).
+    """
+    out = scratch(name, (*a.shape[:-1], b.shape[-1]), a.dtype)
+    torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out=out.flatten(0, -3))
+    return out
+
+
+def new_tokens(tokens: Tensor, dim: int | None = None, *, zero: bool) -> Tensor:
+    """Return a new tensor (N, H, L, D), laid out as (N, L, H, D), which models flatten next.
+
+    Args:
+        tokens: (N, H, L, any), for shape and dtype.
+        dim: D; None means that of ``tokens``.
+        zero: Whether it must be 0 where nothing is written.
+
+    Returns:
+        The tensor.
+    """
+    rows, heads, length, own = tokens.shape
+    new = tokens.new_zeros if zero else tokens.new_empty
+    return new(rows, length, heads, own if dim is None else dim).transpose(1, 2)

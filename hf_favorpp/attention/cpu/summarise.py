@@ -1,0 +1,136 @@
+"""The first step and its gradient: the features attend over the keys."""
+
+import torch
+from torch import Tensor
+
+from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, new_tokens, of, product, sequences
+from hf_favorpp.attention.cpu.shared_term import SharedTerm
+
+
+def summarise(
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    center: Tensor | None,
+    root: Tensor | None,
+    linear: Tensor | None,
+    scale: float,
+    order: Tensor | None,
+    count: Tensor | None,
+    block: int,
+    first: int,
+    last: int,
+) -> tuple[Tensor, Tensor]:
+    """Let the features attend over the keys of each block; see ``Backend.summarise``."""
+    heads, num_features = projection.shape[1:3]
+    rows, ranks = (key.shape[0], key.shape[2]) if order is None else order.shape
+    blocks = -(-ranks // block) if block else 1
+    z = projection.new_full((rows, heads, blocks, num_features), float("-inf"))
+    S = projection.new_zeros((rows, heads, blocks, num_features, value.shape[-1]))
+    tiny = torch.finfo(projection.dtype).tiny
+    for n, (k, v), _ in sequences(order, count, (key, value)):
+        P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
+        P_bits, length = P * LOG2_E, k.shape[1]
+        for chunk in chunks(first, length - last, length, heads * num_features, block):
+            hidden = chunk.hidden(first, length - last)
+            k_ = chunk.of(k, "k", P.dtype)
+            logits = _logits(k_, P_bits, shared.value(*shared.move(_repeat(k_, heads))), chunk, hidden)
+            top = logits.amax(-2, keepdim=True)
+            top.masked_fill_(top == float("-inf"), 0)
+            weights = logits.sub_(top).exp2_()
+            total = weights.sum(-2).unsqueeze(-1)
+            v_ = chunk.blockwise(chunk.of(v, "v", P.dtype))
+            z_ = _by_head((top.mT + total.log2()).div_(LOG2_E), heads).squeeze(-1)
+            S_ = _by_head((weights.mT @ v_).div_(total.clamp_(min=tiny)), heads)
+            if block or chunk.begin == first:
+                z[n, :, chunk.where], S[n, :, chunk.where] = z_, S_
+            else:
+                _merge_(z[n], S[n], z_, S_)
+    return z, S
+
+
+def summarise_backward(
+    grad_z: Tensor,
+    grad_S: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    center: Tensor | None,
+    root: Tensor | None,
+    linear: Tensor | None,
+    scale: float,
+    order: Tensor | None,
+    count: Tensor | None,
+    block: int,
+    first: int,
+    last: int,
+    z: Tensor,
+    S: Tensor,
+    need_projection: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of key, value and projection; see ``Backend.summarise_backward``."""
+    (heads, num_features, head_dim), kv_heads = projection.shape[1:], key.shape[1]
+    zero = order is not None or first + last > 0
+    grad_key, grad_value = (new_tokens(t, zero=zero) for t in (key, value))
+    grad_projection = torch.zeros_like(projection) if need_projection else projection.new_empty(0)
+    empty = z == float("-inf")
+    grad_S = grad_S.masked_fill(empty.unsqueeze(-1), 0)
+    delta = (grad_S * S).sum(-1) - grad_z.masked_fill(empty, 0)
+    z_bits = z.masked_fill(empty, float("inf")) * LOG2_E
+    for n, (k, v), (grad_k, grad_v) in sequences(order, count, (key, value), (grad_key, grad_value)):
+        P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
+        P_bits, length = P * LOG2_E, k.shape[1]
+        for chunk in chunks(first, length - last, length, heads * num_features, block):
+            k_, v_ = chunk.of(k, "k", P.dtype), chunk.of(v, "v", P.dtype)
+            hidden = chunk.hidden(first, length - last)
+            z_, delta_ = (_by_kv_head(t[n, :, chunk.where].unsqueeze(-1), kv_heads).mT for t in (z_bits, delta))
+            grad_S_ = _by_kv_head(grad_S[n, :, chunk.where], kv_heads)
+            moved = shared.move(_repeat(k_, heads))
+            weights = _logits(k_, P_bits, shared.value(*moved), chunk, hidden).sub_(z_).exp2_()
+            chunk.put_(grad_v, product(weights, grad_S_, "tokens").flatten(1, 2))
+            grad = product(chunk.blockwise(v_), grad_S_.mT, "grad").sub_(delta_).mul_(weights).flatten(1, 2)
+            grad_r = torch.unflatten(grad, -1, (-1, num_features)).sum(-1).mT.flatten(0, 1)
+            grad_k_ = torch.unflatten(shared.gradient(*moved, grad_r), 0, (kv_heads, -1))
+            grad_k_ = grad_k_.squeeze(1) if heads == kv_heads else grad_k_.sum(1)
+            chunk.put_(grad_k, grad_k_.baddbmm_(grad, P.reshape(kv_heads, -1, head_dim)))
+            if need_projection:
+                of(grad_projection, n).add_((grad.mT @ k_).reshape(P.shape))
+    return grad_key, grad_value, grad_projection
+
+
+def _logits(k: Tensor, P_bits: Tensor, r: Tensor, chunk: Chunk, hidden: Tensor | None) -> Tensor:
+    """Return the log-features of the keys of a chunk, in bits, (H_kv, blocks, width, features of a group of heads).
+
+    In bits, because exp2 takes a third of the time of exp. To a group of heads that share their keys, the features of
+    all of them are just more features.
+    """
+    _, num_features, head_dim = P_bits.shape
+    kv_heads = k.shape[0]
+    logits = product(k, P_bits.reshape(kv_heads, -1, head_dim).mT, "logits")
+    r = r * LOG2_E
+    if hidden is not None:
+        r.masked_fill_(hidden, float("-inf"))
+    torch.unflatten(logits, -1, (-1, num_features)).add_(torch.unflatten(r, 0, (kv_heads, -1)).mT.unsqueeze(-1))
+    return chunk.blockwise(logits)
+
+
+def _merge_(z: Tensor, S: Tensor, z_: Tensor, S_: Tensor) -> None:
+    """Add keys that are summarised as z_, S_ to those that are summarised as z, S."""
+    merged = torch.logaddexp(z, z_)
+    S.lerp_(S_, (z_ - merged).exp_().unsqueeze(-1))
+    z.copy_(merged)
+
+
+def _repeat(t: Tensor, heads: int) -> Tensor:
+    """Repeat keys (H_kv, ...) for all heads, (H, ...)."""
+    return t if t.shape[0] == heads else t.repeat_interleave(heads // t.shape[0], dim=0)
+
+
+def _by_head(t: Tensor, heads: int) -> Tensor:
+    """Bring (H_kv, blocks, features of a group, D) into the order (H, blocks, M, D)."""
+    return torch.unflatten(t, 2, (heads // t.shape[0], -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _by_kv_head(t: Tensor, kv_heads: int) -> Tensor:
+    """Bring (H, blocks, M, D) into the order (H_kv, blocks, features of a group, D)."""
+    return torch.unflatten(t, 0, (kv_heads, -1)).transpose(1, 2).flatten(2, 3)
