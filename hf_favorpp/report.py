@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from hf_favorpp.attention import observed_backends
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
@@ -57,7 +58,7 @@ def approximation_report(model: nn.Module, batch: Mapping[str, Any]) -> Approxim
             exact = model(**batch)
         for name, observer in zip(layers, observers, strict=True):
             observer.require_tokens(name)
-        with observing(list(layers.values()), exact=False):
+        with observing(list(layers.values()), exact=False), observed_backends() as backends:
             converted = model(**batch)
     return ApproximationReport(
         heads=tuple(head for name, observer in zip(layers, observers, strict=True) for head in observer.heads(name)),
@@ -65,6 +66,7 @@ def approximation_report(model: nn.Module, batch: Mapping[str, Any]) -> Approxim
         layer_uniform_errors=tuple(observer.layer_error("uniform") for observer in observers),
         end_to_end=_compare_outputs(converted, exact, observers[0].first_mask),
         num_tokens=observers[0].first_tokens,
+        backends=tuple(dict.fromkeys(backends)),
     )
 
 

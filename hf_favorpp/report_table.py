@@ -65,6 +65,7 @@ class ApproximationReport:
             ``"hidden_distance"`` (relative) and ``"pooled_cosine"`` (of the mean over tokens, mean over sequences)
             of ``last_hidden_state``. Tokens that are not real stay out. Empty where the output has neither.
         num_tokens: Real tokens in the batch.
+        backends: Which implementations computed the converted attention, see :mod:`hf_favorpp.attention.backends`.
     """
 
     heads: tuple[HeadReport, ...]
@@ -72,6 +73,7 @@ class ApproximationReport:
     layer_uniform_errors: tuple[float, ...]
     end_to_end: dict[str, float]
     num_tokens: int
+    backends: tuple[str, ...]
 
     @property
     def layers(self) -> tuple[tuple[HeadReport, ...], ...]:
@@ -111,7 +113,8 @@ class ApproximationReport:
                 head.verdict,
             ))
         parts = [
-            f"Relative output error of each layer against softmax, {self.num_tokens} tokens",
+            f"Relative output error of each layer against softmax, {self.num_tokens} tokens, computed by "
+            f"backend {' and '.join(self.backends)}",
             *_aligned("rlrrrrrrrl", layers),
             "",
             "Worst heads",

@@ -1,7 +1,10 @@
 """The shape of the code: what is public, which way imports point, how long a file may be."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,12 +99,30 @@ def test_the_mathematics_knows_only_torch():
     assert outside <= {"torch", "hf_favorpp", "math", "hashlib", "typing", "collections"}
 
 
-def test_triton_is_imported_lazily():
-    for file in FILES:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {alias.name for node in top for alias in node.names} | {getattr(node, "module", "") for node in top}
-        assert not any(str(name).split(".")[0] == "triton" for name in names), file
+KERNELS = PACKAGE / "attention" / "triton"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if KERNELS not in file.parents], ids=path_of)
+def test_only_the_kernels_import_triton_and_nothing_imports_the_kernels(file):
+    """Those who use them call ``importlib`` when they are needed."""
+    imported = imported_modules(file)
+    assert not any(name.split(".")[0] == "triton" for name in imported)
+    assert not any(f"{name}.".startswith("hf_favorpp.attention.triton.") for name in imported)
+
+
+def test_the_package_works_without_triton():
+    program = """
+import sys
+sys.modules["triton"] = None  # importing it is an error
+import torch, hf_favorpp
+x = torch.ones(1, 1, 3, 2)
+assert hf_favorpp.favorpp_attention(x, x, x, x[0], backend="cpu").shape == x.shape
+hf_favorpp.FavorppConfig(backend="triton")
+loaded = [name for name in sys.modules if name.startswith(("triton.", "hf_favorpp.attention.triton"))]
+assert not loaded, loaded
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
 @pytest.mark.parametrize("file", FILES, ids=path_of)

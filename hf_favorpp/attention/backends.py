@@ -12,8 +12,12 @@ backend         runs                                      needs
 ==============  ========================================  ===================================================
 
 The first two compute attention that is not causal, with a positive kernel that estimates softmax (``"favor++"``,
-``"favor+"``, ``"favor+hyperbolic"``), without a gradient through ``statistics``. ``"auto"`` takes the one for the
-device where it can, and the reference otherwise.
+``"favor+"``, ``"favor+hyperbolic"``), without a gradient through ``statistics``; they can be differentiated backward,
+once. With ``exact_window`` they keep a summary of each block, head_dim / window times (L x M) numbers.
+
+``"auto"`` takes the one for the device where it can, and the reference otherwise; on a CPU also where rows are so
+short that to go through them one by one costs more than it saves: below 2^17 logits (heads x queries x features) a
+sequence, which are 86 tokens with 12 heads and 128 features.
 """
 
 import importlib.util
@@ -24,6 +28,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active
+from torch.autograd import forward_ad
 
 from hf_favorpp.errors import ConfigError
 from hf_favorpp.features.preconditioning import Preconditioner
@@ -31,6 +37,7 @@ from hf_favorpp.features.statistics import Statistics
 
 SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
 MOST_HEAD_DIM, MOST_FEATURES = 256, 512
+LEAST_LOGITS = 2**17
 
 _observers: list[list[str]] = []
 
@@ -44,6 +51,7 @@ def choose_backend(
     kernel: str,
     is_causal: bool,
     statistics: Statistics | Preconditioner | None,
+    sequences: int | None = None,
 ) -> str:
     """Return which implementation computes the attention of some tensors.
 
@@ -55,6 +63,7 @@ def choose_backend(
         kernel: Feature map.
         is_causal: Whether a query sees only keys at its own and earlier positions.
         statistics: What is given to the attention.
+        sequences: How many; None means one a row.
 
     Returns:
         ``"cpu"``, ``"triton"`` or ``"reference"``.
@@ -65,14 +74,15 @@ def choose_backend(
     if backend == "reference":
         return backend
     wanted = ("triton" if query.is_cuda else "cpu") if backend == "auto" else backend
+    features = 2 * num_features if kernel == "favor+hyperbolic" else num_features
     obstacle = _obstacle_of_form(kernel, is_causal, statistics)
     if obstacle is None:
-        features = 2 * num_features if kernel == "favor+hyperbolic" else num_features
         obstacle = _obstacle_of_cpu(query) if wanted == "cpu" else _obstacle_of_triton(query, value, features)
+    if backend == "auto":
+        short = wanted == "cpu" and _is_short(query, features, sequences)
+        return "reference" if obstacle is not None or short else wanted
     if obstacle is None:
         return wanted
-    if backend == "auto":
-        return "reference"
     raise ConfigError(f"backend={backend!r} {obstacle}. Use backend='auto', which then takes another one.")
 
 
@@ -104,7 +114,16 @@ def _obstacle_of_form(kernel: str, is_causal: bool, statistics: Statistics | Pre
         return "has no causal form, got is_causal=True"
     if statistics is not None and any(t is not None and t.requires_grad for t in statistics):
         return "gives no gradient to statistics, got some that require one"
+    if not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _are_functorch_transforms_active()):
+        return "can be differentiated backward only, and not by torch.func"
     return None
+
+
+def _is_short(query: Tensor, num_features: int, sequences: int | None) -> bool:
+    if getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)():
+        return False  # the length may be any
+    logits = query.shape[0] * query.shape[1] * query.shape[2] * num_features
+    return logits < LEAST_LOGITS * (sequences or query.shape[0])
 
 
 def _obstacle_of_cpu(query: Tensor) -> str | None:

@@ -114,7 +114,14 @@ def favorpp_attention(
     if cu_seqlens is not None:
         max_seqlen = _checked_packing(cu_seqlens, max_seqlen, query, key, key_mask, query_mask, is_causal)
     backend = choose_backend(
-        backend, query, value, omega.shape[-2], kernel=kernel, is_causal=is_causal, statistics=statistics
+        backend,
+        query,
+        value,
+        omega.shape[-2],
+        kernel=kernel,
+        is_causal=is_causal,
+        statistics=statistics,
+        sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
     )
     note(backend)
     options = Options(
@@ -124,6 +131,9 @@ def favorpp_attention(
     if backend != "reference":
         keys = real_tokens(key_mask) if packing is None else packed_tokens(*packing)
         queries = keys if packing is not None or query_mask is key_mask else real_tokens(query_mask)
+        if neighbourhood and query_mask is not None and query_mask is not key_mask:
+            # there queries go by the rank of the keys, and padded ones among them are not to be read
+            query = query.masked_fill(~query_mask[:, None, :, None], 0)
         return two_step_attention(query, key, value, omega, queries, keys, options, backend)
     if packing is not None:
         query, key, value = (unpack(t, *packing) for t in (query, key, value))

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from hf_favorpp.attention.folding import SharedTerm, fold
-from hf_favorpp.attention.neighbourhood import other_blocks
 from hf_favorpp.attention.operators import OPERATORS
 from hf_favorpp.attention.options import Options
+from hf_favorpp.attention.other_blocks import other_blocks_operator
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.statistics import Statistics
 
@@ -80,7 +80,7 @@ def two_step_attention(
         ranges = (block, first, last)
         z, S = operators.summarise(key, value, features.key_projection, *features.key_term, scaling, *keys, *ranges)
         if block:
-            z, S = other_blocks((z, S))
+            z, S = other_blocks_operator(z, S)
         bias = z + features.bias.unsqueeze(2)
         if any(ranges):
             single = (key, value, features.query_projection, bias, S, *features.query_term, scaling, *keys, *ranges)

@@ -7,9 +7,17 @@ import torch
 from plain import plain_attention, softmax_attention
 
 from hf_favorpp import favorpp_attention
+from hf_favorpp.attention import backends
 from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import Statistics, sequence_statistics
+
+
+@pytest.fixture(autouse=True, params=["reference", "cpu"])
+def _both_backends(request, monkeypatch):
+    """What is so short is left to the reference by default."""
+    monkeypatch.setattr(backends, "LEAST_LOGITS", 0 if request.param == "cpu" else 2**60)
+
 
 POSITIVE = ("favor++", "favor+", "favor+hyperbolic")
 PRECONDITIONINGS = ("none", "center", "diagonal", "full")

@@ -95,7 +95,7 @@ def attend_backward(
             to_features, to_block, to_ends = _split(grad, P.shape[1], seen)
             grad_S[n, :, chunk.where] += of_features.mT @ do_
             grad_bias[n, :, chunk.where] += to_features.sum(-2)
-            grad_q_ = product(to_features.flatten(1, 2), P, "tokens")
+            grad_q_ = product(to_features.flatten(1, 2), P, "grad of tokens")
             if need_projection:
                 of(grad_projection, n).add_(to_features.flatten(1, 2).mT @ q_)
             if single is not None and seen is not None and moved is not None:
@@ -117,7 +117,7 @@ def _weights(
     q: Tensor, P: Tensor, bias: Tensor, r: Tensor | None, seen: Seen | None, scale: float, chunk: Chunk
 ) -> Tensor:
     """Return the softmax of the logits of a chunk of queries, (H, blocks, width, M + single keys)."""
-    logits = chunk.blockwise(product(q, P.mT, "features")).add_(bias.unsqueeze(-2))
+    logits = chunk.blockwise(product(q, P.mT, "logits")).add_(bias.unsqueeze(-2))
     if seen is not None and r is not None:
         logits += chunk.blockwise(r.unsqueeze(-1))
         q = torch.mul(q, scale, out=scratch("more tokens", q.shape, P.dtype))
@@ -127,7 +127,7 @@ def _weights(
             of_block.masked_fill_(seen.hidden, float("-inf"))
         parts = (logits, of_block, of_ends)
         shape = (*logits.shape[:3], sum(part.shape[-1] for part in parts))
-        logits = torch.cat(parts, -1, out=scratch("logits", shape, P.dtype))
+        logits = torch.cat(parts, -1, out=scratch("all logits", shape, P.dtype))
     return torch.softmax(logits, -1, out=logits)
 
 
@@ -137,7 +137,7 @@ def _grad_logits(weights: Tensor, do: Tensor, S: Tensor, seen: Seen | None) -> T
     if seen is not None:
         of_ends = product(do.flatten(1, 2), seen.end_value.mT, "of ends").view(*do.shape[:3], -1)
         parts = (grad, product(do, seen.value.mT, "of block"), of_ends)
-        grad = torch.cat(parts, -1, out=scratch("grad of logits", weights.shape, S.dtype))
+        grad = torch.cat(parts, -1, out=scratch("all grad", weights.shape, S.dtype))
     in_place: Tensor = torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=grad)
     return in_place
 

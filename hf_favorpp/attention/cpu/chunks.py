@@ -11,6 +11,9 @@ from torch import Tensor
 CHUNK_LOGITS = 3 * 2**18
 """Logits of all heads in a chunk: 3 MiB of float32, and two or three such matrices at a time."""
 
+MOST_KEPT = 4 * CHUNK_LOGITS
+"""Numbers that :class:`Scratch` keeps under one name at most."""
+
 LOG2_E = math.log2(math.e)
 
 
@@ -32,18 +35,20 @@ class Chunk(NamedTuple):
     where: slice
 
     def of(self, tokens: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a copy of the tokens of the chunk in scratch memory, which also brings them into cache.
+        """Return the tokens of the chunk: themselves, or a copy in scratch memory where they need a change.
 
         Args:
             tokens: (H, L, D).
             name: Of the memory.
-            dtype: Of the copy.
+            dtype: To compute in.
 
         Returns:
             (H, blocks * width, D), zeros where there is no token.
         """
         part = tokens[:, self.begin : self.end]
         size = part.shape[1]
+        if part.dtype == dtype and size == self.blocks * self.width:
+            return part
         copy = scratch(name, (part.shape[0], self.blocks * self.width, part.shape[2]), dtype)
         copy[:, :size].copy_(part)
         copy[:, size:] = 0
@@ -62,7 +67,7 @@ class Chunk(NamedTuple):
         after = self.begin + self.blocks * self.width
         if begin <= self.begin and after <= end:
             return None
-        ranks = torch.arange(self.begin, after)
+        ranks = torch.arange(self.begin, after, device="cpu")
         return (ranks < begin) | (ranks >= end)
 
 
@@ -135,7 +140,7 @@ class Scratch(threading.local):
     """Memory for what a chunk needs, of each thread, kept for the next chunk and for the next call.
 
     To get fresh memory from the system for every chunk costs more than to fill it. What is kept are a few matrices of
-    ``CHUNK_LOGITS`` numbers.
+    ``CHUNK_LOGITS`` numbers, or somewhat larger ones; ``MOST_KEPT`` bounds them.
     """
 
     def __init__(self) -> None:
@@ -154,6 +159,8 @@ class Scratch(threading.local):
             A contiguous tensor.
         """
         size = math.prod(shape)
+        if size > MOST_KEPT:
+            return torch.empty(shape, dtype=dtype, device="cpu")
         piece = self.pieces.get((name, dtype))
         if piece is None or piece.numel() < size:
             with torch.inference_mode(False):  # or it could not be written to outside of inference mode ever after

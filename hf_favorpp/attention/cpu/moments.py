@@ -5,6 +5,9 @@ from torch import Tensor
 
 from hf_favorpp.attention.cpu.chunks import chunks, scratch, sequences
 
+NEAR_THE_MEAN = 64
+"""Tokens whose mean is taken for a number near the mean of all."""
+
 
 def moments(
     tokens: Tensor, order: Tensor | None, count: Tensor | None, covariance: bool
@@ -16,16 +19,17 @@ def moments(
     second = tokens.new_zeros((rows, heads, *[head_dim] * (1 + covariance)), dtype=dtype)
     for n, (t,), _ in sequences(order, count, (tokens,)):
         length = t.shape[1]
-        origin = t[:, :64].to(dtype).mean(1, keepdim=True)  # near the mean: moments about it hardly cancel
-        for chunk in chunks(0, length, length, heads * head_dim, 0):
+        # Moments about what is near the mean do not cancel, however far from 0 that is.
+        origin = t[:, :NEAR_THE_MEAN].mean(1, keepdim=True, dtype=dtype)
+        for chunk in chunks(0, length, length, 2 * heads * head_dim, 0):
             part = t[:, chunk.begin : chunk.end]
-            moved = torch.sub(part, origin, out=scratch("moved", part.shape, dtype))
+            moved = torch.sub(part, origin, out=scratch("tokens", part.shape, dtype))
             mean[n] += moved.sum(1)
             second[n] += moved.mT @ moved if covariance else moved.square_().sum(1)
-        mean[n] /= length
-        second[n] /= length
-        second[n] -= mean[n].unsqueeze(-1) * mean[n].unsqueeze(-2) if covariance else mean[n].square()
-        mean[n] += origin.squeeze(1)
+        mean_ = mean[n].div_(length)
+        square = mean_.unsqueeze(-1) * mean_.unsqueeze(-2) if covariance else mean_.square()
+        second[n].div_(length).sub_(square)
+        mean_ += origin.squeeze(1)
     if covariance:
         return mean, second.diagonal(dim1=-2, dim2=-1).clone(), second
     return mean, second, mean.new_empty(0)

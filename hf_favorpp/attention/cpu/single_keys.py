@@ -43,7 +43,10 @@ class SingleKeys:
         self.key, self.value, self.heads, self.block, self.dtype = key, value, heads, block, dtype
         length = key.shape[1]
         self.begin, self.end = min(ends[0], length), max(length - ends[1], 0)
-        self.ends = torch.cat((torch.arange(self.begin), torch.arange(max(self.begin, self.end), length)))
+        self.ends = torch.cat((
+            torch.arange(self.begin, device="cpu"),
+            torch.arange(max(self.begin, self.end), length, device="cpu"),
+        ))
         ends_ = [t[:, self.ends].to(dtype) for t in (key, value)]
         self.end_key, self.end_value = (self._repeat(t) for t in ends_)
         self.end_gradients = [torch.zeros_like(t) for t in ends_]

@@ -87,7 +87,7 @@ def summarise_backward(
             grad_S_ = _by_kv_head(grad_S[n, :, chunk.where], kv_heads)
             moved = shared.move(_repeat(k_, heads))
             weights = _logits(k_, P_bits, shared.value(*moved), chunk, hidden).sub_(z_).exp2_()
-            chunk.put_(grad_v, product(weights, grad_S_, "tokens").flatten(1, 2))
+            chunk.put_(grad_v, product(weights, grad_S_, "more tokens").flatten(1, 2))
             grad = product(chunk.blockwise(v_), grad_S_.mT, "grad").sub_(delta_).mul_(weights).flatten(1, 2)
             grad_r = torch.unflatten(grad, -1, (-1, num_features)).sum(-1).mT.flatten(0, 1)
             grad_k_ = torch.unflatten(shared.gradient(*moved, grad_r), 0, (kv_heads, -1))
