@@ -144,7 +144,7 @@ def test_the_softmax_map_belongs_to_the_queries_and_keys_that_reach_the_layer():
     with torch.no_grad():
         model(**BATCH)
     hook.remove()
-    [(query, key, _, _, scaling)] = seen
+    [(query, key, _, _, scaling, *_)] = seen
     logits = (scaling * query @ key.mT).masked_fill(~REAL[:, None, None], float("-inf"))
     expected = logits.softmax(-1).masked_fill(~REAL[:, None, :, None], 0)
     close(attention_matrix(model, BATCH, 1).softmax, expected)

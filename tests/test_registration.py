@@ -47,7 +47,7 @@ def test_without_a_mask_every_token_is_real(model):
     batch = token_batch(9)
     with torch.no_grad():
         unmasked = model(input_ids=batch["input_ids"]).last_hidden_state[0]
-    torch.testing.assert_close(unmasked, hidden_states(model, batch), rtol=0, atol=1e-6)
+    torch.testing.assert_close(unmasked, hidden_states(model, batch), rtol=0, atol=2e-6)
 
 
 def test_a_boolean_mask_that_does_not_depend_on_the_query_is_accepted(model):
@@ -159,12 +159,12 @@ def test_the_collator_of_transformers_packs_what_the_model_takes(model):
     ],
 )
 def test_lengths_that_do_not_cover_the_packed_row_are_refused(model, change):
-    with pytest.raises(InputError, match=r"packed sequences must be one row .* got \(batch, length\) \(1, 14\)"):
+    with pytest.raises(InputError, match="packed sequences must be one row .* got a row of 14 tokens"):
         model(**{**packed(token_batch(9, 5)), **change})
 
 
 def test_packed_sequences_in_more_than_one_row_are_refused(model):
     inputs = packed(token_batch(9, 5))
     inputs.update({name: inputs[name].expand(2, -1) for name in ("input_ids", "position_ids")})
-    with pytest.raises(InputError, match="packed sequences must be one row"):
+    with pytest.raises(InputError, match="packed sequences .* must be a single row"):
         model(**inputs)

@@ -82,6 +82,11 @@ def _compilation(kernel: Any, num_warps: int, num_stages: int, arguments: dict[s
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     divisible = []
+    unmatched = {parameter.name for parameter in kernel.params} ^ arguments.keys()
+    if unmatched:  # the interpreter would not mind
+        raise TypeError(
+            f"{kernel.fn.__name__} has parameters without an argument, or the reverse: {sorted(unmatched)}."
+        )
     for parameter in kernel.params:
         name, value = parameter.name, arguments[parameter.name]
         if parameter.is_constexpr or value is None:

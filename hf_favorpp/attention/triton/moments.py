@@ -9,6 +9,7 @@ from hf_favorpp.attention.triton.settings import (
     alignment,
     ceil_div,
     input_precision,
+    matmul,
     padded,
     ranks_of_a_program,
     row_stride,
@@ -72,4 +73,4 @@ def _merge(
     variance = square.sum(2) / total + (weights * apart.square()).sum(2)
     if product is None:
         return together, variance, mean.new_empty(0)
-    return together, variance, product.sum(2) / total.unsqueeze(-1) + (weights * apart).mT @ apart
+    return together, variance, product.sum(2) / total.unsqueeze(-1) + matmul((weights * apart).mT, apart)

@@ -97,6 +97,12 @@ def rounded(projection: Tensor, dtype: torch.dtype) -> Tensor:
     return projection.to(dtype).contiguous()
 
 
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of matrices in their own dtype, whatever autocast says."""
+    with torch.autocast("cuda" if a.is_cuda else "cpu", enabled=False):
+        return a @ b
+
+
 def row_stride(tensor: Tensor) -> int:
     """Return the stride from one sequence to the next, 0 where all sequences share one row."""
     return tensor.stride(0) if tensor.shape[0] > 1 else 0

@@ -10,6 +10,7 @@ from hf_favorpp.attention.triton.settings import (
     alignment,
     ceil_div,
     input_precision,
+    matmul,
     padded,
     ranks_of_a_program,
     rounded,
@@ -113,7 +114,7 @@ def _key_gradient(
     shared: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of key and value; ``block`` is that of all ranks where there is one."""
-    gram = None if root is None else root.mT @ root
+    gram = None if root is None else matmul(root.mT, root)
     unnamed = shared["order"] is not None or shared["count"] is not None
     grad_key, grad_value = _room(key, zeros=unnamed), _room(value, zeros=unnamed)
     launch(

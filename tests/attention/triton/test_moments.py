@@ -57,3 +57,11 @@ def check(device, rows=2, heads=2, length=17, width=16, mask=None, dtype=torch.f
 
 def test_a_mean_far_from_zero_takes_no_precision_from_the_variance(device):
     check(device, length=200, width=3, rows=1, offset=1000.0)
+
+
+def test_autocast_changes_nothing(device):
+    tokens = torch.randn(1, 1, 150, 8).to(device)
+    expected = moments(tokens, None, None, covariance=True)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found = moments(tokens, None, None, covariance=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
