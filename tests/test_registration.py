@@ -159,12 +159,12 @@ def test_the_collator_of_transformers_packs_what_the_model_takes(model):
     ],
 )
 def test_lengths_that_do_not_cover_the_packed_row_are_refused(model, change):
-    with pytest.raises(InputError, match="packed sequences must be one row .* got a row of 14 tokens"):
+    with pytest.raises(InputError, match=r"packed sequences must be one row .* got a row of 14 tokens"):
         model(**{**packed(token_batch(9, 5)), **change})
 
 
 def test_packed_sequences_in_more_than_one_row_are_refused(model):
     inputs = packed(token_batch(9, 5))
     inputs.update({name: inputs[name].expand(2, -1) for name in ("input_ids", "position_ids")})
-    with pytest.raises(InputError, match="packed sequences .* must be a single row"):
+    with pytest.raises(InputError, match=r"packed sequences .* must be a single row"):
         model(**inputs)
