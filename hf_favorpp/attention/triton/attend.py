@@ -14,6 +14,7 @@ from hf_favorpp.attention.triton.settings import (
     alignment,
     ceil_div,
     input_precision,
+    matmul,
     padded,
     ranks_of_a_program,
     rounded,
@@ -75,7 +76,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, projection, bias and S: :meth:`Backend.attend_backward`."""
     constants = {"projection": projection, "center": center, "root": root, "linear": linear}
-    constants["gram"] = None if root is None or key is None else root.mT @ root
+    constants["gram"] = None if root is None or key is None else matmul(root.mT, root)
     landmarks = {"bias": bias, "S": S, "logsumexp": logsumexp}
     ranks = {"order": order, "count": count, "block": block, "first": first, "last": last}
     unnamed = order is not None or count is not None
