@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from benchmark_lineup import Shape
 from benchmark_models import MODELS
+from command_line import flag
 
 from hf_favorpp import FavorppConfig
 
@@ -33,21 +34,16 @@ LEAST = {
 SHOWN_ONLY = ("config", "output_json", "figure", "report_only", "markdown")
 
 
-def _help(text: str, default: Any = None, **more: Any) -> Any:
-    """Return a dataclass field with a help text."""
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass
 class BenchmarkArguments:
     """Time FAVOR++ beside softmax, attention alone or in a whole model."""
 
-    config: str | None = _help("YAML file of arguments; the command line wins over it.")
+    config: str | None = flag("YAML file of arguments; the command line wins over it.")
     # what is timed
-    model: str = _help(
+    model: str = flag(
         "attention: attention alone; else a whole model with random weights.", ATTENTION, choices=[ATTENTION, *MODELS]
     )
-    device: str | None = _help("None: cuda if there is a GPU, else cpu.", choices=["cpu", "cuda"])
+    device: str | None = flag("None: cuda if there is a GPU, else cpu.", choices=["cpu", "cuda"])
     lengths: list[int] | None = field(
         default=None,
         metadata={
@@ -61,16 +57,16 @@ class BenchmarkArguments:
         default_factory=lambda: list(PASSES),
         metadata={"help": "train is forward and backward.", "choices": list(PASSES)},
     )
-    batch_size: int | None = _help("None: 1 on the CPU, 8 on a GPU.")
-    num_heads: int | None = _help("For attention alone. None: 12 on the CPU, 16 on a GPU.")
-    head_dim: int | None = _help("For attention alone. None: 64.")
+    batch_size: int | None = flag("None: 1 on the CPU, 8 on a GPU.")
+    num_heads: int | None = flag("For attention alone. None: 12 on the CPU, 16 on a GPU.")
+    head_dim: int | None = flag("For attention alone. None: 64.")
     dtype: DataType | None = field(default=None, metadata={"help": "None: float32 on the CPU, bfloat16 on a GPU."})
     # how FAVOR++ attends; every combination of the lists is one row
     backends: list[str] = field(
         default_factory=lambda: ["auto"], metadata={"help": "As FavorppConfig has them; a row says which one ran."}
     )
     num_features: list[int] = field(default_factory=lambda: [128], metadata={"help": "Random features per head, M."})
-    kernel: str = _help("Feature map.", "favor++")
+    kernel: str = flag("Feature map.", "favor++")
     preconditioning: list[str] | None = field(default=None, metadata={"help": "None: what FavorppConfig chooses."})
     statistics: Statistics = field(
         default="sequence",
@@ -83,18 +79,18 @@ class BenchmarkArguments:
     exact_ends: list[int] = field(
         default_factory=lambda: [0, 0], metadata={"help": "First and last tokens that every query sees exactly."}
     )
-    peers: bool = _help("Attention alone: time installed packages of linear attention too.", False)
+    peers: bool = flag("Attention alone: time installed packages of linear attention too.", False)
     # how it is timed
-    seconds_per_length: float = _help("Repeat for so long at each length, but at least twice.", 20.0)
-    max_seconds: float = _help("Leave out calls that are expected to take longer.", 60.0)
-    max_memory_mib: float | None = _help("CPU: stop a call that takes more. None: what the machine has left.")
-    num_threads: int | None = _help("CPU threads. None: 2 on the CPU, those of the environment on a GPU.")
-    seed: int = _help("Of inputs, weights and projections.", 0)
+    seconds_per_length: float = flag("Repeat for so long at each length, but at least twice.", 20.0)
+    max_seconds: float = flag("Leave out calls that are expected to take longer.", 60.0)
+    max_memory_mib: float | None = flag("CPU: stop a call that takes more. None: what the machine has left.")
+    num_threads: int | None = flag("CPU threads. None: 2 on the CPU, those of the environment on a GPU.")
+    seed: int = flag("Of inputs, weights and projections.", 0)
     # output
-    output_json: str | None = _help("File of results. None: outputs/benchmark/MODEL_DEVICE.json")
-    figure: str | None = _help("PNG or SVG to draw.")
-    report_only: bool = _help("Print and draw what output_json holds, without measuring.", False)
-    markdown: bool = _help("Print Markdown tables.", False)
+    output_json: str | None = flag("File of results. None: outputs/benchmark/MODEL_DEVICE.json")
+    figure: str | None = flag("PNG or SVG to draw.")
+    report_only: bool = flag("Print and draw what output_json holds, without measuring.", False)
+    markdown: bool = flag("Print Markdown tables.", False)
 
     def __post_init__(self) -> None:
         """Fill in what depends on device and model, and refuse what would be ignored or cannot be run.

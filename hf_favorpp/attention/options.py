@@ -1,10 +1,11 @@
 """What an attention computes, whichever implementation does."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
-from hf_favorpp.features.preconditioning import Preconditioner
+from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.statistics import Statistics
 
 
@@ -28,3 +29,21 @@ class Options(NamedTuple):
     log_weights: Tensor | None
     exact_window: int
     exact_ends: tuple[int, int]
+
+    def preconditioner(self, of_sequences: Callable[[bool], Statistics]) -> Preconditioner:
+        """Return the given preconditioner, or make it of the given moments or of those of each sequence.
+
+        Args:
+            of_sequences: Computes the moments of each sequence; told whether covariances are wanted.
+
+        Returns:
+            The change of variables, of N or 1 sequences.
+        """
+        if isinstance(self.statistics, Preconditioner):
+            return self.statistics
+        statistics = self.statistics
+        if statistics is None:
+            if self.kernel != "favor++" and self.preconditioning == "none":
+                return Preconditioner()
+            statistics = of_sequences(self.preconditioning == "full")
+        return precondition(statistics, self.preconditioning)

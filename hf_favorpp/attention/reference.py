@@ -8,8 +8,8 @@ from hf_favorpp.attention.neighbourhood import neighbourhood_attention
 from hf_favorpp.attention.options import Options
 from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
 from hf_favorpp.features.gerf import quadrature
-from hf_favorpp.features.preconditioning import Preconditioner, precondition
-from hf_favorpp.features.statistics import Statistics, sequence_statistics
+from hf_favorpp.features.preconditioning import Preconditioner
+from hf_favorpp.features.statistics import sequence_statistics
 
 
 def reference_attention(
@@ -38,7 +38,7 @@ def reference_attention(
     Returns:
         (B, H, Lq, D), dtype of ``query``.
     """
-    scaling, kernel, preconditioning, statistics, log_weights, exact_window, exact_ends = options
+    scaling, kernel, _, _, log_weights, exact_window, exact_ends = options
     dtype = query.dtype
     compute = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
@@ -53,7 +53,9 @@ def reference_attention(
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
             return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
         x, y = query * scaling**0.5, key * scaling**0.5
-        change = _preconditioner(x, y, key_mask, query_mask, kernel, preconditioning, statistics)
+        change = options.preconditioner(
+            lambda covariance: sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
+        ).to(compute)
         centred_x, y, key_weight = change.shift(x, y)
         if kernel == "trig":
             projections = change.fold(omega)
@@ -87,26 +89,6 @@ def _baseline_log_features(query: Tensor, key: Tensor, omega: Tensor, kernel: st
     if kernel == "elu":
         return elu_log_features(query), elu_log_features(key)
     return relu_log_features(query, omega), relu_log_features(key, omega)
-
-
-def _preconditioner(
-    x: Tensor,
-    y: Tensor,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    kernel: str,
-    preconditioning: str,
-    statistics: Statistics | Preconditioner | None,
-) -> Preconditioner:
-    """Return the given preconditioner, or make it of the given moments or of those of each sequence."""
-    if isinstance(statistics, Preconditioner):
-        return statistics.to(x.dtype)
-    if statistics is None:
-        if kernel != "favor++" and preconditioning == "none":
-            return Preconditioner()
-        covariance = preconditioning == "full"
-        statistics = sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
-    return precondition(statistics, preconditioning).to(x.dtype)
 
 
 def _trig_attention(

@@ -7,7 +7,6 @@ from hf_favorpp.attention.folding import SharedTerm, fold
 from hf_favorpp.attention.operators import OPERATORS
 from hf_favorpp.attention.options import Options
 from hf_favorpp.attention.other_blocks import other_blocks_operator
-from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.statistics import Statistics
 
 Sequences = tuple[Tensor, Tensor] | tuple[None, None]
@@ -72,7 +71,9 @@ def two_step_attention(
     compute = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         omega = omega.to(compute).expand(query.shape[1], *omega.shape[-2:])
-        change = _preconditioner(backend, query, key, queries, keys, options)
+        change = options.preconditioner(
+            lambda covariance: _statistics(backend, query, key, queries, keys, scaling, covariance=covariance)
+        )
         multiplied_in = query.dtype if backend == "triton" else compute
         features = fold(omega, options.kernel, change, options.log_weights, scaling, multiplied_in)
         ranks = key.shape[-2] if keys[0] is None else keys[0].shape[1]
@@ -89,21 +90,6 @@ def two_step_attention(
             no_keys = (None, None, features.query_projection, bias, S, *SharedTerm(), scaling, *queries, *ranges)
             out, _ = operators.attend(query, *no_keys)
         return out
-
-
-def _preconditioner(
-    backend: str, query: Tensor, key: Tensor, queries: Sequences, keys: Sequences, options: Options
-) -> Preconditioner:
-    """Return the given preconditioner, or make it of the given moments or of those of each sequence."""
-    statistics, preconditioning = options.statistics, options.preconditioning
-    if isinstance(statistics, Preconditioner):
-        return statistics
-    if statistics is None:
-        if options.kernel != "favor++" and preconditioning == "none":
-            return Preconditioner()
-        covariance = preconditioning == "full"
-        statistics = _statistics(backend, query, key, queries, keys, options.scaling, covariance=covariance)
-    return precondition(statistics, preconditioning)
 
 
 def _statistics(

@@ -258,7 +258,7 @@ def test_the_table_of_backends_says_what_the_code_does():
     assert set(re.findall(r'``"(cpu|triton|reference|auto)"``', table)) == {"cpu", "triton", "reference", "auto"}
     assert f"head_dim <= {backends.MOST_HEAD_DIM}" in table
     assert f"num_features <= {backends.MOST_FEATURES}" in table
-    assert set(re.findall(r'``"(favor[^"]*)"``', table)) == set(backends.SOFTMAX_KERNELS)
+    assert set(re.findall(r'``"(favor[^"]*)"``', table)) == set(backends.POSITIVE_KERNELS)
     assert "8.0 or more" in table
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import Chunk, chunks, new_tokens, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.chunks import Chunk, chunks, of, product, scratch, sequences
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.cpu.single_keys import Seen, SingleKeys
+from hf_favorpp.attention.layout import new_tokens
 
 
 def attend(

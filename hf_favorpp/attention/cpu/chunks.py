@@ -185,19 +185,3 @@ def product(a: Tensor, b: Tensor, name: str) -> Tensor:
     out = scratch(name, (*a.shape[:-1], b.shape[-1]), a.dtype)
     torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out=out.flatten(0, -3))
     return out
-
-
-def new_tokens(tokens: Tensor, dim: int | None = None, *, zero: bool) -> Tensor:
-    """Return a new tensor (N, H, L, D), laid out as (N, L, H, D), which models flatten next.
-
-    Args:
-        tokens: (N, H, L, any), for shape and dtype.
-        dim: D; None means that of ``tokens``.
-        zero: Whether it must be 0 where nothing is written.
-
-    Returns:
-        The tensor.
-    """
-    rows, heads, length, own = tokens.shape
-    new = tokens.new_zeros if zero else tokens.new_empty
-    return new(rows, length, heads, own if dim is None else dim).transpose(1, 2)

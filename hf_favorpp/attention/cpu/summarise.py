@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, new_tokens, of, product, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, of, product, sequences
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
+from hf_favorpp.attention.layout import new_tokens
 
 
 def summarise(

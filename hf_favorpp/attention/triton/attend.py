@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_favorpp.attention.layout import new_tokens
 from hf_favorpp.attention.triton.attend_backward_kernels import landmarks_backward_kernel, query_backward_kernel
 from hf_favorpp.attention.triton.attend_kernels import attend_kernel
 from hf_favorpp.attention.triton.attend_keys_kernels import ends_kernel, single_keys_backward_kernel
@@ -45,7 +46,7 @@ def attend(
     constants = {"projection": projection, "center": center, "root": root, "linear": linear}
     landmarks = {"bias": bias, "S": S}
     ranks = {"order": order, "count": count, "block": block, "first": first, "last": last}
-    out = _room(query, S.shape[-1], zeros=order is not None or count is not None)
+    out = new_tokens(query, S.shape[-1], zero=order is not None or count is not None)
     tokens = {"query": query, "key": key, "value": value, "out": out}
     arguments = _arguments(tokens, constants, landmarks, ranks) | {"scale": float(scale)}
     arguments["logsumexp"] = S.new_empty((*S.shape[:2], arguments["ranks"]))
@@ -80,11 +81,11 @@ def attend_backward(
     landmarks = {"bias": bias, "S": S, "logsumexp": logsumexp}
     ranks = {"order": order, "count": count, "block": block, "first": first, "last": last}
     unnamed = order is not None or count is not None
-    grad_query = _room(query, query.shape[-1], zeros=unnamed)
+    grad_query = new_tokens(query, zero=unnamed)
     tokens = {"query": query, "key": key, "value": value, "out": out, "grad_out": grad_out, "grad_query": grad_query}
     if key is not None and value is not None:
-        tokens["grad_key"] = _room(key, key.shape[-1], zeros=unnamed or block == 0)
-        tokens["grad_value"] = _room(value, value.shape[-1], zeros=unnamed or block == 0)
+        tokens["grad_key"] = new_tokens(key, zero=unnamed or block == 0)
+        tokens["grad_value"] = new_tokens(value, zero=unnamed or block == 0)
     arguments = _arguments(tokens, constants, landmarks, ranks) | {"scale": float(scale)}
     arguments |= {name: torch.empty_like(arguments["logsumexp"]) for name in ("delta", "shift")}
     _start_queries(query_backward_kernel, "query_gradient", arguments)
@@ -231,10 +232,3 @@ def _arguments(
         "ALIGNMENT": alignment(*tokens.values()),
         "PRECISION": input_precision(query.dtype),
     }
-
-
-def _room(tokens: Tensor, width: int, zeros: bool) -> Tensor:
-    """Return a tensor (rows, heads, L, width) like those of ``tokens``, laid out as (rows, L, heads, width)."""
-    rows, heads, length, _ = tokens.shape
-    create = torch.zeros if zeros else torch.empty
-    return create((rows, length, heads, width), dtype=tokens.dtype, device=tokens.device).transpose(1, 2)

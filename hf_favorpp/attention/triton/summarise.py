@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_favorpp.attention.layout import new_tokens
 from hf_favorpp.attention.triton.launch import launch
 from hf_favorpp.attention.triton.settings import (
     alignment,
@@ -116,7 +117,7 @@ def _key_gradient(
     """Return the gradients of key and value; ``block`` is that of all ranks where there is one."""
     gram = None if root is None else matmul(root.mT, root)
     unnamed = shared["order"] is not None or shared["count"] is not None
-    grad_key, grad_value = _room(key, zeros=unnamed), _room(value, zeros=unnamed)
+    grad_key, grad_value = new_tokens(key, zero=unnamed), new_tokens(value, zero=unnamed)
     launch(
         key_gradient_kernel,
         (shared["z"].shape[0] * shared["blocks"] * ceil_div(block, tiles.tokens), key.shape[1]),
@@ -294,10 +295,3 @@ def _merge(z: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
         FEATURES=features,
     )
     return merged_z, merged_S
-
-
-def _room(tokens: Tensor, zeros: bool) -> Tensor:
-    """Return room for a gradient, (rows, heads, L, width), with zeros where no rank may name a position."""
-    rows, heads, length, width = tokens.shape
-    create = torch.zeros if zeros else torch.empty
-    return create((rows, length, heads, width), dtype=tokens.dtype, device=tokens.device).transpose(1, 2)
