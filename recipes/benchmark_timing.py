@@ -26,7 +26,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 2, 100
 SETTLED_SAMPLES, SETTLED_SPREAD = 5, 1.25
 """Of a contestant with fewer samples, whose median is so many times the fastest, more are taken than time is left for:
 one pause of the machine would count for half otherwise."""
-SHORTEST_SAMPLE = 5e-3
+SHORTEST_SAMPLE = 0.1
 """Seconds; a sample of a shorter step is the mean of as many calls in a row as take that long."""
 OUT_OF_MEMORY = "out of memory"
 NOT_ASKED = "not asked for"

@@ -82,10 +82,10 @@ def fold(
         terms = SharedTerm(root=change.transform_x), SharedTerm(root=change.transform_y)
         return FoldedFeatures(query_projection, key_projection, bias, *terms)
     query_center, key_center = change.center_x / root, change.center_y / root
-    bias = bias - (query_projection @ query_center.unsqueeze(-1)).squeeze(-1)
-    bias = bias - (key_projection @ key_center.unsqueeze(-1)).squeeze(-1)
+    at_query_center = query_projection * query_center.unsqueeze(-2)
+    at_centers = torch.addcmul(at_query_center, key_projection, key_center.unsqueeze(-2)).sum(-1)
     # With x.(y - c_y) for the logit that is estimated, x.c_y has to be paid back to compare it with x.y.
-    bias = bias + (change.center_x * change.center_y).sum(-1, keepdim=True)
+    bias = bias - at_centers + (change.center_x * change.center_y).sum(-1, keepdim=True)
     return FoldedFeatures(
         query_projection,
         key_projection,

@@ -12,6 +12,7 @@ sequences, or a single row that all of them share (packed sequences).
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -205,7 +206,7 @@ def _operators(name: str, *, saves_logsumexp: bool) -> Operators:
 
     def define(step: str) -> Any:
         def run(*args: Any) -> Any:
-            return getattr(importlib.import_module(f"hf_favorpp.attention.{name}"), step)(*args)
+            return getattr(_functions(name), step)(*args)
 
         schema = infer_schema(getattr(Backend, step), mutates_args=())
         return custom_op(f"hf_favorpp::{name}_{step}", run, mutates_args=(), schema=schema)
@@ -247,6 +248,11 @@ def _operators(name: str, *, saves_logsumexp: bool) -> Operators:
     summarise.register_autograd(grad_of_summarise, setup_context=save_for_summarise)
     attend.register_autograd(grad_of_attend, setup_context=save_for_attend)
     return Operators(summarise, attend, moments)
+
+
+@cache
+def _functions(name: str) -> Any:
+    return importlib.import_module(f"hf_favorpp.attention.{name}")
 
 
 def _wanted(grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:

@@ -106,18 +106,19 @@ def _statistics(
     moments, groups = OPERATORS[backend].moments, query.shape[1] // key.shape[1]
     mean_x, variance_x, covariance_x = moments(query.detach(), *queries, covariance)
     mean_y, variance_y, covariance_y = moments(key.detach(), *keys, covariance)
-    mean_y, variance_y = (t.repeat_interleave(groups, dim=1) for t in (mean_y, variance_y))
-    counts = [
-        mean_x.new_full((mean_x.shape[0],), t.shape[-2]) if count is None else count.to(mean_x.dtype)
-        for t, (_, count) in ((query, queries), (key, keys))
-    ]
+    if groups > 1:
+        mean_y, variance_y = (t.repeat_interleave(groups, dim=1) for t in (mean_y, variance_y))
+    num_tokens = mean_x.new_full((mean_x.shape[0], 1), min(query.shape[-2], key.shape[-2]))
+    for _, count in (queries, keys):
+        if count is not None:
+            num_tokens = torch.minimum(num_tokens, count.to(num_tokens.dtype).unsqueeze(-1))
     root = scaling**0.5
     return Statistics(
         mean_x * root,
         mean_y * root,
         variance_x * scaling,
         variance_y * scaling,
-        torch.minimum(*counts).unsqueeze(-1),
+        num_tokens,
         covariance_x * scaling if covariance else None,
         covariance_y.repeat_interleave(groups, dim=1) * scaling if covariance else None,
     )

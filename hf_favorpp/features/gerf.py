@@ -54,7 +54,9 @@ def quadrature(kernel: str, omega: Tensor, coefficient: Tensor | None = None) ->
     if kernel != "favor++":
         return omega, omega.new_full(omega.shape[:-1], -math.log(omega.shape[-2]))
     assert coefficient is not None
-    A = coefficient.unsqueeze(-2)
-    log_constant = torch.log1p(-4 * A).expand(*A.shape[:-1], omega.shape[-1]).sum(-1) / 2 - math.log(omega.shape[-2])
-    sq_norm = A.squeeze(-1) * omega.square().sum(-1) if A.shape[-1] == 1 else (A * omega.square()).sum(-1)
-    return torch.sqrt(1 - 4 * A) * omega, 2 * sq_norm + log_constant
+    A, (num_features, head_dim) = coefficient.unsqueeze(-2), omega.shape[-2:]
+    shares = head_dim // A.shape[-1]
+    log_constant = torch.log1p(-4 * A).sum(-1) * (shares / 2) - math.log(num_features)
+    squares = omega.square()
+    sq_norm = A.squeeze(-1) * squares.sum(-1) if shares > 1 else (A * squares).sum(-1)
+    return torch.sqrt(1 - 4 * A) * omega, torch.add(log_constant, sq_norm, alpha=2)

@@ -264,6 +264,29 @@ def test_squared_norms_of_hundreds_are_as_accurate_as_in_the_reference(backend, 
     assert all(found[name] <= max(4 * own[name], 1e-5) for name in found), (found, own)
 
 
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("growth", [(30, 1, 1), (1, 1, 30), (1, 30, 1), (0.1, 4, 30)])
+@pytest.mark.parametrize("mask", ["none", "left"])
+def test_norms_that_change_along_the_sequence_cost_little_accuracy(backend, mask, growth, window):
+    factors = torch.tensor(growth, dtype=F64).repeat_interleave(64)[:150, None]  # by 64 tokens, as the chunks are
+    query, key, value = tokens(queries=150, head_dim=16)
+    options = {"key_mask": mask_of(mask, 3, 150)}
+    found, own = errors_in_float32(backend, (query * factors, key * factors, value), "none", window, **options)
+    assert all(found[name] <= max(8 * own[name], 1e-5) for name in found), (found, own)
+
+
+def test_keys_whose_features_underflow_are_as_if_they_were_not_there(backend):
+    query, key, value = (t.float().to(device_of(backend)) for t in tokens(queries=150, head_dim=16))
+    omega = omega_for(query, 40)
+    key[:, :, :70] *= 1e20  # the logarithms of their features are -inf, those of the others below -200
+    key[:, :, 70:] *= 12
+    there, gone = (
+        favorpp_attention(query, key[:, :, begin:], value[:, :, begin:], omega, kernel="favor+", backend=backend)
+        for begin in (0, 70)
+    )
+    torch.testing.assert_close(there, gone, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("preconditioning", ["center", "diagonal", "full"])
 @pytest.mark.parametrize("window", [0, 16])
 def test_a_large_common_mean_costs_little_accuracy(backend, preconditioning, window):
@@ -272,10 +295,10 @@ def test_a_large_common_mean_costs_little_accuracy(backend, preconditioning, win
     assert all(found[name] <= FAR[name] for name in found), found
 
 
-def errors_in_float32(backend, tensors, preconditioning, window):
+def errors_in_float32(backend, tensors, preconditioning, window, **options):
     tensors = [t.float() for t in tensors]
     omega = omega_for(tensors[0], 40)
-    options = {"preconditioning": preconditioning, "exact_window": window}
+    options |= {"preconditioning": preconditioning, "exact_window": window}
     expected = run("reference", [t.to(F64) for t in tensors], omega, **options)
     return (errors(run(name, tensors, omega, **options), expected) for name in (backend, "reference"))
 

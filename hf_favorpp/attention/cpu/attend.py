@@ -5,10 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import Chunk, chunks, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, of, product, scratch, sequences
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.cpu.single_keys import Seen, SingleKeys
 from hf_favorpp.attention.layout import new_tokens
+
+FEW_QUERIES = 64
+SUMS = 2.0**-60, 2.0**60
+"""Least and most; weights down to 2^-126 are exact in float32, and sums of so many have room above."""
 
 
 def attend(
@@ -33,19 +37,21 @@ def attend(
     for n, (q, *kv), (o,) in sequences(order, count, _present(query, key, value), (out,)):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
         single = _single_keys(kv, P, block, (first, last))
-        if single is None and bool(torch.isneginf(bias[n]).all()):
+        if single is None and bool(torch.isneginf(bias[n].amax())):
             o.zero_()  # there is no key at all
             continue
+        if single is None:
+            _attend_to_features(q, P, bias[n, :, 0], S[n, :, 0], o)
+            continue
         for chunk in _query_chunks(q, P, single, block):
-            seen = None if single is None else single.of(chunk)
+            seen = single.of(chunk)
             q_ = chunk.of(q, "q", P.dtype)
-            r = None if seen is None else shared.value(*shared.move(q_))
+            r = shared.value(*shared.move(q_))
             weights = _weights(q_, P, bias[n, :, chunk.where], r, seen, scale, chunk)
             of_features, of_block, of_ends = _split(weights, P.shape[1], seen)
             o_ = product(of_features, S[n, :, chunk.where], "tokens")
-            if seen is not None:
-                o_ += product(of_block, seen.value, "more tokens")
-                o_ += product(of_ends.flatten(1, 2), seen.end_value, "more tokens").view(o_.shape)
+            o_ += product(of_block, seen.value, "more tokens")
+            o_ += product(of_ends.flatten(1, 2), seen.end_value, "more tokens").view(o_.shape)
             chunk.put_(o, o_.flatten(1, 2))
     return out, projection.new_empty(0)
 
@@ -82,7 +88,7 @@ def attend_backward(
     for n, (do, q, *kv), (grad_q, *grad_kv) in sequences(order, count, (grad_out, *tokens), grads):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
         single = _single_keys(kv, P, block, (first, last))
-        if single is None and bool(torch.isneginf(bias[n]).all()):
+        if single is None and bool(torch.isneginf(bias[n].amax())):
             grad_q.zero_()
             continue
         for chunk in _query_chunks(q, P, single, block):
@@ -114,13 +120,55 @@ def attend_backward(
     return grad_query, grad_key, grad_value, grad_projection, grad_bias, grad_S
 
 
+def _attend_to_features(q: Tensor, P: Tensor, bias: Tensor, S: Tensor, out: Tensor) -> None:
+    """Attend to features alone.
+
+    A softmax would first look for the largest logit of each query. That of the first few queries of the head serves
+    them all as long as the sums of their weights stay within ``SUMS``: nothing that counts is lost then.
+
+    Args:
+        q: (H, L, d).
+        P: (H, M, d).
+        bias: (H, M), nats.
+        S: (H, M, D).
+        out: Where to, (H, L, D).
+    """
+    bits = (bias * LOG2_E).unsqueeze(1)
+    least, most = SUMS
+    top: Tensor | None = None
+    one_top = True
+    for chunk in _query_chunks(q, P, None, 0):
+        q_ = chunk.of(q, "q", P.dtype)
+        logits = scratch("logits", (*q_.shape[:2], P.shape[1]), P.dtype)
+        if one_top:
+            logits.copy_(bits).baddbmm_(q_, P.mT, alpha=LOG2_E)
+            if top is None:
+                top = logits[:, :FEW_QUERIES].amax((1, 2), keepdim=True)
+                logits -= top
+                bits -= top
+            total = logits.exp2_().sum(-1, keepdim=True)
+            smallest, largest = total.aminmax()
+            one_top = least <= float(smallest) and float(largest) <= most
+        if not one_top:
+            logits.copy_(bits).baddbmm_(q_, P.mT, alpha=LOG2_E)
+            logits -= logits.amax(-1, keepdim=True)
+            total = logits.exp2_().sum(-1, keepdim=True)
+        torch.div(product(logits, S, "tokens"), total, out=out[:, chunk.begin : chunk.end])
+
+
 def _weights(
     q: Tensor, P: Tensor, bias: Tensor, r: Tensor | None, seen: Seen | None, scale: float, chunk: Chunk
 ) -> Tensor:
     """Return the softmax of the logits of a chunk of queries, (H, blocks, width, M + single keys)."""
-    logits = chunk.blockwise(product(q, P.mT, "logits")).add_(bias.unsqueeze(-2))
-    if seen is not None and r is not None:
-        logits += chunk.blockwise(r.unsqueeze(-1))
+    logits = scratch("logits", (*q.shape[:2], P.shape[1]), P.dtype)
+    by_block, each = chunk.blockwise(logits), bias.unsqueeze(-2)
+    if r is None:
+        by_block.copy_(each)
+    else:
+        torch.add(each, chunk.blockwise(r.unsqueeze(-1)), out=by_block)
+    logits.baddbmm_(q, P.mT)
+    logits = by_block
+    if seen is not None:
         q = torch.mul(q, scale, out=scratch("more tokens", q.shape, P.dtype))
         of_ends = chunk.blockwise(product(q, seen.end_key.mT, "of ends"))
         of_block = product(chunk.blockwise(q), seen.key.mT, "of block")

@@ -171,6 +171,23 @@ class Scratch(threading.local):
 scratch = Scratch()
 
 
+def scratch_like(tokens: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """Return memory for tokens, (H, L, D), in the order that they have: to go through both is then to read on.
+
+    Args:
+        tokens: (H, L, D), heads or tokens outermost in memory.
+        name: Of the memory.
+        dtype: Of the result.
+
+    Returns:
+        (H, L, D), any content.
+    """
+    heads, length, dim = tokens.shape
+    if tokens.stride(0) < tokens.stride(1):
+        return scratch(name, (length, heads, dim), dtype).transpose(0, 1)
+    return scratch(name, (heads, length, dim), dtype)
+
+
 def product(a: Tensor, b: Tensor, name: str) -> Tensor:
     """Return a @ b in scratch memory; ``torch.matmul`` would take fresh memory, whatever its ``out``.
 

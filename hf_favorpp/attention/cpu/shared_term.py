@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import of, scratch
+from hf_favorpp.attention.cpu.chunks import of, scratch, scratch_like
 
 
 class SharedTerm(NamedTuple):
@@ -41,7 +41,7 @@ class SharedTerm(NamedTuple):
             shift = self.linear / self.scale
             center = shift if center is None else center + shift
         if center is not None:
-            out = scratch("tokens", tokens.shape, tokens.dtype)
+            out = scratch_like(tokens, "tokens", tokens.dtype)
             tokens = torch.sub(tokens, center.unsqueeze(-2), out=out)
         if self.root is None:
             return tokens, tokens
@@ -58,7 +58,7 @@ class SharedTerm(NamedTuple):
 
     def gradient(self, moved: Tensor, rooted: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of the tokens, (H, L, d), in the place of ``moved``, given that of r, (H, L)."""
-        out = scratch("tokens", moved.shape, moved.dtype)
+        out = scratch_like(moved, "tokens", moved.dtype)
         if self.root is not None:
             moved = torch.bmm(rooted, self.root, out=out)
         direction = torch.mul(moved, -self.scale, out=out)

@@ -1,9 +1,12 @@
 """The first step and its gradient: the features attend over the keys."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, of, product, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, chunks, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.running_summary import RunningSummary
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.layout import new_tokens
 
@@ -27,26 +30,30 @@ def summarise(
     rows, ranks = (key.shape[0], key.shape[2]) if order is None else order.shape
     blocks = -(-ranks // block) if block else 1
     z = projection.new_full((rows, heads, blocks, num_features), float("-inf"))
-    S = projection.new_zeros((rows, heads, blocks, num_features, value.shape[-1]))
+    new = projection.new_zeros if order is not None or first + last > 0 else projection.new_empty
+    S = new((rows, heads, blocks, num_features, value.shape[-1]))
     tiny = torch.finfo(projection.dtype).tiny
     for n, (k, v), _ in sequences(order, count, (key, value)):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
-        P_bits, length = P * LOG2_E, k.shape[1]
+        length = k.shape[1]
+        summary = None if block else RunningSummary(S[n], k.shape[0])
         for chunk in chunks(first, length - last, length, heads * num_features, block):
+            k_, v_ = chunk.of(k, "k", P.dtype), chunk.of(v, "v", P.dtype)
             hidden = chunk.hidden(first, length - last)
-            k_ = chunk.of(k, "k", P.dtype)
-            logits = _logits(k_, P_bits, shared.value(*shared.move(_repeat(k_, heads))), chunk, hidden)
+            r = shared.value(*shared.move(_repeat(k_, heads)))
+            if summary is not None:
+                summary.add_(partial(_logits, k_, P, r, hidden), v_)
+                continue
+            logits = chunk.blockwise(_logits(k_, P, r, hidden))
             top = logits.amax(-2, keepdim=True)
             top.masked_fill_(top == float("-inf"), 0)
             weights = logits.sub_(top).exp2_()
             total = weights.sum(-2).unsqueeze(-1)
-            v_ = chunk.blockwise(chunk.of(v, "v", P.dtype))
-            z_ = _by_head((top.mT + total.log2()).div_(LOG2_E), heads).squeeze(-1)
-            S_ = _by_head((weights.mT @ v_).div_(total.clamp_(min=tiny)), heads)
-            if block or chunk.begin == first:
-                z[n, :, chunk.where], S[n, :, chunk.where] = z_, S_
-            else:
-                _merge_(z[n], S[n], z_, S_)
+            z[n, :, chunk.where] = _by_head((top.mT + total.log2()).div_(LOG2_E), heads).squeeze(-1)
+            S_ = product(weights.mT, chunk.blockwise(v_), "of blocks").div_(total.clamp_(min=tiny))
+            S[n, :, chunk.where] = _by_head(S_, heads)
+        if summary is not None:
+            summary.finish_(z[n])
     return z, S
 
 
@@ -80,14 +87,15 @@ def summarise_backward(
     z_bits = z.masked_fill(empty, float("inf")) * LOG2_E
     for n, (k, v), (grad_k, grad_v) in sequences(order, count, (key, value), (grad_key, grad_value)):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
-        P_bits, length = P * LOG2_E, k.shape[1]
+        length = k.shape[1]
         for chunk in chunks(first, length - last, length, heads * num_features, block):
             k_, v_ = chunk.of(k, "k", P.dtype), chunk.of(v, "v", P.dtype)
             hidden = chunk.hidden(first, length - last)
             z_, delta_ = (_by_kv_head(t[n, :, chunk.where].unsqueeze(-1), kv_heads).mT for t in (z_bits, delta))
             grad_S_ = _by_kv_head(grad_S[n, :, chunk.where], kv_heads)
             moved = shared.move(_repeat(k_, heads))
-            weights = _logits(k_, P_bits, shared.value(*moved), chunk, hidden).sub_(z_).exp2_()
+            logits = chunk.blockwise(_logits(k_, P, shared.value(*moved), hidden))
+            weights = logits.sub_(z_).exp2_()
             chunk.put_(grad_v, product(weights, grad_S_, "more tokens").flatten(1, 2))
             grad = product(chunk.blockwise(v_), grad_S_.mT, "grad").sub_(delta_).mul_(weights).flatten(1, 2)
             grad_r = torch.unflatten(grad, -1, (-1, num_features)).sum(-1).mT.flatten(0, 1)
@@ -99,27 +107,21 @@ def summarise_backward(
     return grad_key, grad_value, grad_projection
 
 
-def _logits(k: Tensor, P_bits: Tensor, r: Tensor, chunk: Chunk, hidden: Tensor | None) -> Tensor:
-    """Return the log-features of the keys of a chunk, in bits, (H_kv, blocks, width, features of a group of heads).
+def _logits(k: Tensor, P: Tensor, r: Tensor, hidden: Tensor | None) -> Tensor:
+    """Return the log-features of the keys of a chunk, in bits, (H_kv, tokens, features of a group of heads).
 
     In bits, because exp2 takes a third of the time of exp. To a group of heads that share their keys, the features of
     all of them are just more features.
     """
-    _, num_features, head_dim = P_bits.shape
-    kv_heads = k.shape[0]
-    logits = product(k, P_bits.reshape(kv_heads, -1, head_dim).mT, "logits")
+    _, num_features, head_dim = P.shape
+    kv_heads, length, _ = k.shape
+    projection = P.reshape(kv_heads, -1, head_dim)
+    logits = scratch("logits", (kv_heads, length, projection.shape[1]), P.dtype)
     r = r * LOG2_E
     if hidden is not None:
         r.masked_fill_(hidden, float("-inf"))
-    torch.unflatten(logits, -1, (-1, num_features)).add_(torch.unflatten(r, 0, (kv_heads, -1)).mT.unsqueeze(-1))
-    return chunk.blockwise(logits)
-
-
-def _merge_(z: Tensor, S: Tensor, z_: Tensor, S_: Tensor) -> None:
-    """Add keys that are summarised as z_, S_ to those that are summarised as z, S."""
-    merged = torch.logaddexp(z, z_)
-    S.lerp_(S_, (z_ - merged).exp_().unsqueeze(-1))
-    z.copy_(merged)
+    torch.unflatten(logits, -1, (-1, num_features)).copy_(torch.unflatten(r, 0, (kv_heads, -1)).mT.unsqueeze(-1))
+    return logits.baddbmm_(k, projection.mT, alpha=LOG2_E)
 
 
 def _repeat(t: Tensor, heads: int) -> Tensor:
