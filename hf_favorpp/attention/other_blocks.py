@@ -1,4 +1,7 @@
-"""The summary of all other blocks as an operator, for those that trace: its tree depends on the number of blocks."""
+"""The summary of all other blocks as an operator, for those that trace: its steps depend on the number of blocks.
+
+A GPU merges blocks by pairs, in few steps; a CPU goes through them one by one, in cache.
+"""
 
 from typing import Any
 
@@ -6,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from hf_favorpp.attention.cpu import other_blocks as on_cpu
 from hf_favorpp.attention.neighbourhood import other_blocks
 
 
-@custom_op("hf_favorpp::other_blocks", mutates_args=())
-def other_blocks_operator(z: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+def by_pairs(z: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
     """Summarise for each block all blocks but itself; see :func:`hf_favorpp.attention.neighbourhood.other_blocks`.
 
     Args:
@@ -24,8 +27,7 @@ def other_blocks_operator(z: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
     return z.contiguous(), S.contiguous()
 
 
-@custom_op("hf_favorpp::other_blocks_backward", mutates_args=())
-def other_blocks_backward(
+def by_pairs_backward(
     grad_z: Tensor, grad_S: Tensor, z: Tensor, S: Tensor, z_others: Tensor, S_others: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""Return the gradients of z and S.
@@ -55,6 +57,12 @@ def other_blocks_backward(
     back = mean * (z + log_total).exp().unsqueeze(-1)
     to_S = back[..., :-1].contiguous()
     return (to_S * S).sum(-1) + back[..., -1], to_S
+
+
+other_blocks_operator = custom_op("hf_favorpp::other_blocks", by_pairs, mutates_args=())
+other_blocks_backward = custom_op("hf_favorpp::other_blocks_backward", by_pairs_backward, mutates_args=())
+other_blocks_operator.register_kernel("cpu", on_cpu.other_blocks)
+other_blocks_backward.register_kernel("cpu", on_cpu.other_blocks_backward)
 
 
 @other_blocks_operator.register_fake

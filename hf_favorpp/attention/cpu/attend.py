@@ -1,18 +1,16 @@
 """The second step and its gradient: the queries attend over the features, and over single keys beside them."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, chunks, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, add_product_, chunks, of, product, scratch, sequences
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.cpu.single_keys import Seen, SingleKeys
+from hf_favorpp.attention.cpu.weights import Weights, gradient_of_logits_
 from hf_favorpp.attention.layout import new_tokens
-
-FEW_QUERIES = 64
-SUMS = 2.0**-60, 2.0**60
-"""Least and most; weights down to 2^-126 are exact in float32, and sums of so many have room above."""
 
 
 def attend(
@@ -40,19 +38,19 @@ def attend(
         if single is None and bool(torch.isneginf(bias[n].amax())):
             o.zero_()  # there is no key at all
             continue
-        if single is None:
-            _attend_to_features(q, P, bias[n, :, 0], S[n, :, 0], o)
-            continue
+        weights, bits = Weights(), bias[n] * LOG2_E
         for chunk in _query_chunks(q, P, single, block):
-            seen = single.of(chunk)
+            seen = None if single is None else single.of(chunk)
             q_ = chunk.of(q, "q", P.dtype)
-            r = shared.value(*shared.move(q_))
-            weights = _weights(q_, P, bias[n, :, chunk.where], r, seen, scale, chunk)
-            of_features, of_block, of_ends = _split(weights, P.shape[1], seen)
-            o_ = product(of_features, S[n, :, chunk.where], "tokens")
-            o_ += product(of_block, seen.value, "more tokens")
-            o_ += product(of_ends.flatten(1, 2), seen.end_value, "more tokens").view(o_.shape)
-            chunk.put_(o, o_.flatten(1, 2))
+            r = None if seen is None else shared.value(*shared.move(q_))
+            parts, total = weights.of(partial(_logits, q_, P, bits[:, chunk.where], r, seen, scale, chunk))
+            o_ = product(parts[0], S[n, :, chunk.where], "tokens")
+            if seen is not None:
+                add_product_(o_, parts[1], seen.value)
+                add_product_(o_.flatten(1, 2), parts[2].flatten(1, 2), seen.end_value)
+            real = slice(0, chunk.end - chunk.begin)
+            o_, total = o_.flatten(1, 2)[:, real], total.flatten(1, 2)[:, real]
+            torch.div(o_, total, out=o[:, chunk.begin : chunk.end])
     return out, projection.new_empty(0)
 
 
@@ -84,34 +82,53 @@ def attend_backward(
     zero = (order is not None, *(order is not None or block == 0 for _ in tokens[1:]))
     grads = tuple(new_tokens(t, zero=zero_) for t, zero_ in zip(tokens, zero, strict=True))
     grad_projection = torch.zeros_like(projection) if need_projection else projection.new_empty(0)
-    grad_bias, grad_S = torch.zeros_like(bias), torch.zeros_like(S)
+    # With blocks every one is written once.
+    start = torch.zeros_like if block == 0 or order is not None else torch.empty_like
+    grad_bias, grad_S = start(bias), start(S)
     for n, (do, q, *kv), (grad_q, *grad_kv) in sequences(order, count, (grad_out, *tokens), grads):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
         single = _single_keys(kv, P, block, (first, last))
         if single is None and bool(torch.isneginf(bias[n].amax())):
             grad_q.zero_()
             continue
+        weights, bits = Weights(), bias[n] * LOG2_E
         for chunk in _query_chunks(q, P, single, block):
             seen = None if single is None else single.of(chunk)
             q_, do_ = chunk.of(q, "q", P.dtype), chunk.blockwise(chunk.of(do, "do", P.dtype))
             moved = None if seen is None else shared.move(q_)
             r = None if moved is None else shared.value(*moved)
-            weights = _weights(q_, P, bias[n, :, chunk.where], r, seen, scale, chunk)
-            of_features, of_block, of_ends = _split(weights, P.shape[1], seen)
-            grad = _grad_logits(weights, do_, S[n, :, chunk.where], seen)
-            to_features, to_block, to_ends = _split(grad, P.shape[1], seen)
-            grad_S[n, :, chunk.where] += of_features.mT @ do_
-            grad_bias[n, :, chunk.where] += to_features.sum(-2)
-            grad_q_ = product(to_features.flatten(1, 2), P, "grad of tokens")
+            parts, total = weights.of(partial(_logits, q_, P, bits[:, chunk.where], r, seen, scale, chunk))
+            for part in parts:
+                part /= total
+            to_parts = [product(do_, S[n, :, chunk.where].mT, "grad")]
+            if seen is not None:
+                of_ends = product(do_.flatten(1, 2), seen.end_value.mT, "grad of ends")
+                to_parts += [product(do_, seen.value.mT, "grad of block"), chunk.blockwise(of_ends)]
+            gradient_of_logits_(parts, to_parts)
+            if block:
+                grad_S[n, :, chunk.where] = product(parts[0].mT, do_, "to S")
+                grad_bias[n, :, chunk.where] = to_parts[0].sum(-2)
+            else:
+                add_product_(grad_S[n], parts[0].mT, do_)
+                grad_bias[n] += to_parts[0].sum(-2)
+            to_features = to_parts[0].flatten(1, 2)
+            grad_q_ = product(to_features, P, "grad of tokens")
             if need_projection:
-                of(grad_projection, n).add_(to_features.flatten(1, 2).mT @ q_)
+                add_product_(of(grad_projection, n), to_features.mT, q_)
             if single is not None and seen is not None and moved is not None:
-                grad_q_ += shared.gradient(*moved, to_features.sum(-1).flatten(1, 2))
-                grad_q_.add_(product(to_block, seen.key, "more tokens").flatten(1, 2), alpha=scale)
-                grad_q_.add_(product(to_ends.flatten(1, 2), seen.end_key, "more tokens"), alpha=scale)
-                scaled = chunk.blockwise(torch.mul(q_, scale, out=scratch("more tokens", q_.shape, P.dtype)))
-                own = product(to_block.mT, scaled, "to own keys"), product(of_block.mT, do_, "to own values")
-                ends = (to_ends.flatten(1, 2).mT @ scaled.flatten(1, 2), of_ends.flatten(1, 2).mT @ do_.flatten(1, 2))
+                grad_q_ += shared.gradient(*moved, to_features.sum(-1))
+                to_block, to_ends = to_parts[1], to_parts[2].flatten(1, 2)
+                add_product_(chunk.blockwise(grad_q_), to_block, seen.key, alpha=scale)
+                add_product_(grad_q_, to_ends, seen.end_key, alpha=scale)
+                scaled = torch.mul(q_, scale, out=scratch("scaled", q_.shape, P.dtype))
+                own = (
+                    product(to_block.mT, chunk.blockwise(scaled), "to own keys"),
+                    product(parts[1].mT, do_, "to own values"),
+                )
+                ends = (
+                    product(to_ends.mT, scaled, "to end keys"),
+                    product(parts[2].flatten(1, 2).mT, do_.flatten(1, 2), "to end values"),
+                )
                 single.add_gradients_(chunk, grad_kv, own, ends)
             chunk.put_(grad_q, grad_q_)
         if single is not None:
@@ -120,83 +137,48 @@ def attend_backward(
     return grad_query, grad_key, grad_value, grad_projection, grad_bias, grad_S
 
 
-def _attend_to_features(q: Tensor, P: Tensor, bias: Tensor, S: Tensor, out: Tensor) -> None:
-    """Attend to features alone.
-
-    A softmax would first look for the largest logit of each query. That of the first few queries of the head serves
-    them all as long as the sums of their weights stay within ``SUMS``: nothing that counts is lost then.
+def _logits(
+    q: Tensor,
+    P: Tensor,
+    bits: Tensor,
+    r: Tensor | None,
+    seen: Seen | None,
+    scale: float,
+    chunk: Chunk,
+    top: Tensor | None,
+) -> list[Tensor]:
+    """Return the logits of a chunk of queries in bits, minus ``top``: of the features, of the own block, of the ends.
 
     Args:
-        q: (H, L, d).
+        q: (H, blocks * width, d).
         P: (H, M, d).
-        bias: (H, M), nats.
-        S: (H, M, D).
-        out: Where to, (H, L, D).
+        bits: Bias, (H, blocks, M), in bits.
+        r: (H, blocks * width), nats, or None where only features are seen.
+        seen: Single keys, or None.
+        scale: s.
+        chunk: Whose queries they are.
+        top: (H, 1, 1, 1), bits, or None.
+
+    Returns:
+        (H, blocks, width, M), and with single keys (H, blocks, width, width) and (H, blocks, width, E).
     """
-    bits = (bias * LOG2_E).unsqueeze(1)
-    least, most = SUMS
-    top: Tensor | None = None
-    one_top = True
-    for chunk in _query_chunks(q, P, None, 0):
-        q_ = chunk.of(q, "q", P.dtype)
-        logits = scratch("logits", (*q_.shape[:2], P.shape[1]), P.dtype)
-        if one_top:
-            logits.copy_(bits).baddbmm_(q_, P.mT, alpha=LOG2_E)
-            if top is None:
-                top = logits[:, :FEW_QUERIES].amax((1, 2), keepdim=True)
-                logits -= top
-                bits -= top
-            total = logits.exp2_().sum(-1, keepdim=True)
-            smallest, largest = total.aminmax()
-            one_top = least <= float(smallest) and float(largest) <= most
-        if not one_top:
-            logits.copy_(bits).baddbmm_(q_, P.mT, alpha=LOG2_E)
-            logits -= logits.amax(-1, keepdim=True)
-            total = logits.exp2_().sum(-1, keepdim=True)
-        torch.div(product(logits, S, "tokens"), total, out=out[:, chunk.begin : chunk.end])
-
-
-def _weights(
-    q: Tensor, P: Tensor, bias: Tensor, r: Tensor | None, seen: Seen | None, scale: float, chunk: Chunk
-) -> Tensor:
-    """Return the softmax of the logits of a chunk of queries, (H, blocks, width, M + single keys)."""
-    logits = scratch("logits", (*q.shape[:2], P.shape[1]), P.dtype)
-    by_block, each = chunk.blockwise(logits), bias.unsqueeze(-2)
+    logits = scratch("logits", (q.shape[0], chunk.blocks, chunk.width, P.shape[1]), P.dtype)
+    bits = bits.unsqueeze(-2) if top is None else bits.unsqueeze(-2) - top
     if r is None:
-        by_block.copy_(each)
+        logits.copy_(bits)
     else:
-        torch.add(each, chunk.blockwise(r.unsqueeze(-1)), out=by_block)
-    logits.baddbmm_(q, P.mT)
-    logits = by_block
-    if seen is not None:
-        q = torch.mul(q, scale, out=scratch("more tokens", q.shape, P.dtype))
-        of_ends = chunk.blockwise(product(q, seen.end_key.mT, "of ends"))
-        of_block = product(chunk.blockwise(q), seen.key.mT, "of block")
-        if seen.hidden is not None:
-            of_block.masked_fill_(seen.hidden, float("-inf"))
-        parts = (logits, of_block, of_ends)
-        shape = (*logits.shape[:3], sum(part.shape[-1] for part in parts))
-        logits = torch.cat(parts, -1, out=scratch("all logits", shape, P.dtype))
-    return torch.softmax(logits, -1, out=logits)
-
-
-def _grad_logits(weights: Tensor, do: Tensor, S: Tensor, seen: Seen | None) -> Tensor:
-    """Return the gradient of the logits, shape of ``weights``, given that of the outputs."""
-    grad = product(do, S.mT, "grad")
-    if seen is not None:
-        of_ends = product(do.flatten(1, 2), seen.end_value.mT, "of ends").view(*do.shape[:3], -1)
-        parts = (grad, product(do, seen.value.mT, "of block"), of_ends)
-        grad = torch.cat(parts, -1, out=scratch("all grad", weights.shape, S.dtype))
-    in_place: Tensor = torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=grad)
-    return in_place
-
-
-def _split(t: Tensor, num_features: int, seen: Seen | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the parts that belong to the features, to the keys of the own block, and to the ends."""
+        torch.add(bits, chunk.blockwise(r.unsqueeze(-1)), alpha=LOG2_E, out=logits)
+    add_product_(logits.flatten(1, 2), q, P.mT, alpha=LOG2_E)
     if seen is None:
-        return t, t[..., :0], t[..., :0]
-    end_of_block = num_features + seen.key.shape[-2]
-    return t[..., :num_features], t[..., num_features:end_of_block], t[..., end_of_block:]
+        return [logits]
+    of_block = product(chunk.blockwise(q), seen.key.mT, "of block", scale * LOG2_E)
+    of_ends = chunk.blockwise(product(q, seen.end_key.mT, "of ends", scale * LOG2_E))
+    if top is not None:
+        of_block -= top
+        of_ends -= top
+    if seen.hidden is not None:
+        of_block.masked_fill_(seen.hidden, float("-inf"))
+    return [logits, of_block, of_ends]
 
 
 def _query_chunks(q: Tensor, P: Tensor, single: SingleKeys | None, block: int) -> Iterator[Chunk]:

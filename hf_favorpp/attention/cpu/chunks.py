@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
         """
         part = tokens[:, self.begin : self.end]
         size = part.shape[1]
-        if part.dtype == dtype and size == self.blocks * self.width:
+        if part.dtype == dtype and size == self.blocks * self.width and part.stride(-1) == 1:
             return part
         copy = scratch(name, (part.shape[0], self.blocks * self.width, part.shape[2]), dtype)
         copy[:, :size].copy_(part)
@@ -188,17 +188,56 @@ def scratch_like(tokens: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     return scratch(name, (heads, length, dim), dtype)
 
 
-def product(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """Return a @ b in scratch memory; ``torch.matmul`` would take fresh memory, whatever its ``out``.
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum of a * b over the last dimension, without a tensor of their size.
+
+    Args:
+        a: (N, H, blocks, M, D).
+        b: The same shape.
+
+    Returns:
+        (N, H, blocks, M).
+    """
+    out = a.new_empty(a.shape[:-1])
+    rows, heads, blocks, num_features, dim = a.shape
+    step = max(1, CHUNK_LOGITS // (heads * num_features * dim))
+    for n in range(rows):
+        for begin in range(0, blocks, step):
+            part = (n, slice(None), slice(begin, begin + step))
+            products = scratch("products", a[part].shape, a.dtype)
+            torch.sum(torch.mul(a[part], b[part], out=products), -1, out=out[part])
+    return out
+
+
+def add_product_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Make ``out`` beta * out + alpha * a @ b, at no more cost than the product.
+
+    Args:
+        out: (..., n, m), contiguous: elsewhere the products of a batch are computed one by one.
+        a: (..., n, k), the same leading dimensions.
+        b: (..., k, m), the same leading dimensions.
+        beta: 0 for an ``out`` with any content.
+        alpha: Of the product.
+
+    Returns:
+        ``out``.
+    """
+    out.view(math.prod(out.shape[:-2]), *out.shape[-2:]).baddbmm_(
+        a.flatten(0, -3), b.flatten(0, -3), beta=beta, alpha=alpha
+    )
+    return out
+
+
+def product(a: Tensor, b: Tensor, name: str, alpha: float = 1) -> Tensor:
+    """Return alpha * a @ b in scratch memory; ``torch.matmul`` would take fresh memory, whatever its ``out``.
 
     Args:
         a: (..., n, k).
         b: (..., k, m), the same leading dimensions.
         name: Of the memory.
+        alpha: Of the product.
 
     Returns:
         (..., n, m).
     """
-    out = scratch(name, (*a.shape[:-1], b.shape[-1]), a.dtype)
-    torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out=out.flatten(0, -3))
-    return out
+    return add_product_(scratch(name, (*a.shape[:-1], b.shape[-1]), a.dtype), a, b, beta=0, alpha=alpha)

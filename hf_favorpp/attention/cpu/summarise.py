@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E, chunks, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, chunks, inner, of, product, scratch, sequences
 from hf_favorpp.attention.cpu.running_summary import RunningSummary
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.layout import new_tokens
@@ -82,8 +82,9 @@ def summarise_backward(
     grad_key, grad_value = (new_tokens(t, zero=zero) for t in (key, value))
     grad_projection = torch.zeros_like(projection) if need_projection else projection.new_empty(0)
     empty = z == float("-inf")
-    grad_S = grad_S.masked_fill(empty.unsqueeze(-1), 0)
-    delta = (grad_S * S).sum(-1) - grad_z.masked_fill(empty, 0)
+    if bool(empty.any()):
+        grad_z, grad_S = grad_z.masked_fill(empty, 0), grad_S.masked_fill(empty.unsqueeze(-1), 0)
+    delta = inner(grad_S, S) - grad_z
     z_bits = z.masked_fill(empty, float("inf")) * LOG2_E
     for n, (k, v), (grad_k, grad_v) in sequences(order, count, (key, value), (grad_key, grad_value)):
         P, shared = of(projection, n), SharedTerm.of_sequence(n, center, root, linear, scale)
