@@ -272,7 +272,7 @@ def test_norms_that_change_along_the_sequence_cost_little_accuracy(backend, mask
     query, key, value = tokens(queries=150, head_dim=16)
     options = {"key_mask": mask_of(mask, 3, 150)}
     found, own = errors_in_float32(backend, (query * factors, key * factors, value), "none", window, **options)
-    assert all(found[name] <= max(8 * own[name], 1e-5) for name in found), (found, own)
+    assert all(found[name] <= max(8 * own[name], 5e-5) for name in found), (found, own)
 
 
 def test_keys_whose_features_underflow_are_as_if_they_were_not_there(backend):

@@ -98,13 +98,12 @@ def attend_backward(
             moved = None if seen is None else shared.move(q_)
             r = None if moved is None else shared.value(*moved)
             parts, total = weights.of(partial(_logits, q_, P, bits[:, chunk.where], r, seen, scale, chunk))
-            for part in parts:
-                part /= total
+            do_ = torch.div(do_, total, out=scratch("scaled grad", do_.shape, P.dtype))
             to_parts = [product(do_, S[n, :, chunk.where].mT, "grad")]
             if seen is not None:
                 of_ends = product(do_.flatten(1, 2), seen.end_value.mT, "grad of ends")
                 to_parts += [product(do_, seen.value.mT, "grad of block"), chunk.blockwise(of_ends)]
-            gradient_of_logits_(parts, to_parts)
+            gradient_of_logits_(parts, total, to_parts)
             if block:
                 grad_S[n, :, chunk.where] = product(parts[0].mT, do_, "to S")
                 grad_bias[n, :, chunk.where] = to_parts[0].sum(-2)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E
+from hf_favorpp.attention.cpu.chunks import LOG2_E, add_product_
 
 FEW_KEYS = 64
 MOST_WEIGHT = 2.0**32
@@ -27,34 +27,35 @@ class RunningSummary:
             S: Memory for the result, (H, 1, M, D), contiguous.
             kv_heads: H_kv. The features of all heads of a group are features of one.
         """
-        self.S = S.view(kv_heads, -1, S.shape[-1])
+        self.S = S.view(kv_heads, 1, -1, S.shape[-1])
         self.top: Tensor | None = None
-        self.total = S.new_zeros(kv_heads, 1, self.S.shape[1])
+        self.total = S.new_zeros(kv_heads, 1, 1, self.S.shape[2])
 
-    def add_(self, logits: Callable[[], Tensor], values: Tensor) -> None:
+    def add_(self, logits: Callable[[Tensor | None], Tensor], values: Tensor) -> None:
         """Add the keys of a chunk.
 
         Args:
-            logits: Computes their logits, in bits, (H_kv, tokens, features of a group), anew whenever it is called.
-            values: (H_kv, tokens, D).
+            logits: Computes their logits in bits, (H_kv, 1, tokens, features of a group), minus a number for each
+                feature, (H_kv, 1, 1, features of a group), or None for 0; anew whenever it is called.
+            values: (H_kv, 1, tokens, D).
         """
-        weights = logits()
-        begins = self.top is None
+        weights, begins = logits(self.top), self.top is None
         if self.top is None:
             # from -inf there is no way up; from there all is
-            self.top = weights[:, :FEW_KEYS].amax(1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min / 4)
-        total = weights.sub_(self.top).exp2_().sum(1, keepdim=True)
+            self.top = weights[:, :, :FEW_KEYS].amax(2, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min / 4)
+            weights -= self.top
+        total = weights.exp2_().sum(2, keepdim=True)
         if bool(total.amax() > MOST_WEIGHT):
-            weights = logits()
-            top = torch.maximum(self.top, weights.amax(1, keepdim=True))
+            weights = logits(None)
+            top = torch.maximum(self.top, weights.amax(2, keepdim=True))
             shrink = torch.exp2(self.top - top)
             self.total *= shrink
             if not begins:
                 self.S *= shrink.mT
             self.top = top
-            total = weights.sub_(top).exp2_().sum(1, keepdim=True)
+            total = weights.sub_(top).exp2_().sum(2, keepdim=True)
         self.total += total
-        self.S.baddbmm_(weights.mT, values, beta=0 if begins else 1)
+        add_product_(self.S, weights.mT, values, beta=0 if begins else 1)
 
     def finish_(self, z: Tensor) -> None:
         """Divide by the sum, and write its logarithm.

@@ -57,11 +57,9 @@ class SharedTerm(NamedTuple):
         return r.add_((moved @ self.linear.unsqueeze(-1)).squeeze(-1))
 
     def gradient(self, moved: Tensor, rooted: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of the tokens, (H, L, d), in the place of ``moved``, given that of r, (H, L)."""
-        out = scratch_like(moved, "tokens", moved.dtype)
-        if self.root is not None:
-            moved = torch.bmm(rooted, self.root, out=out)
-        direction = torch.mul(moved, -self.scale, out=out)
-        if self.linear is not None and self.root is not None:
-            direction += self.linear.unsqueeze(-2)
-        return direction.mul_(grad.unsqueeze(-1))
+        """Return the gradient of the tokens, (H, L, d), contiguous, given that of r, (H, L)."""
+        out, grad = scratch("gradient", moved.shape, moved.dtype), grad.unsqueeze(-1)
+        if self.root is None:
+            return torch.mul(moved, grad * -self.scale, out=out)
+        torch.bmm(rooted, self.root, out=out).mul_(grad * -self.scale)
+        return out if self.linear is None else out.addcmul_(self.linear.unsqueeze(-2), grad)

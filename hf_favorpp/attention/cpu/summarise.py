@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.cpu.chunks import LOG2_E, chunks, inner, of, product, scratch, sequences
+from hf_favorpp.attention.cpu.chunks import LOG2_E, Chunk, add_product_, chunks, inner, of, product, scratch, sequences
 from hf_favorpp.attention.cpu.running_summary import RunningSummary
 from hf_favorpp.attention.cpu.shared_term import SharedTerm
 from hf_favorpp.attention.layout import new_tokens
@@ -42,9 +42,9 @@ def summarise(
             hidden = chunk.hidden(first, length - last)
             r = shared.value(*shared.move(_repeat(k_, heads)))
             if summary is not None:
-                summary.add_(partial(_logits, k_, P, r, hidden), v_)
+                summary.add_(partial(_logits, k_, P, r, chunk, hidden), chunk.blockwise(v_))
                 continue
-            logits = chunk.blockwise(_logits(k_, P, r, hidden))
+            logits = _logits(k_, P, r, chunk, hidden, None)
             top = logits.amax(-2, keepdim=True)
             top.masked_fill_(top == float("-inf"), 0)
             weights = logits.sub_(top).exp2_()
@@ -95,10 +95,10 @@ def summarise_backward(
             z_, delta_ = (_by_kv_head(t[n, :, chunk.where].unsqueeze(-1), kv_heads).mT for t in (z_bits, delta))
             grad_S_ = _by_kv_head(grad_S[n, :, chunk.where], kv_heads)
             moved = shared.move(_repeat(k_, heads))
-            logits = chunk.blockwise(_logits(k_, P, shared.value(*moved), hidden))
-            weights = logits.sub_(z_).exp2_()
+            weights = _logits(k_, P, shared.value(*moved), chunk, hidden, z_).exp2_()
             chunk.put_(grad_v, product(weights, grad_S_, "more tokens").flatten(1, 2))
-            grad = product(chunk.blockwise(v_), grad_S_.mT, "grad").sub_(delta_).mul_(weights).flatten(1, 2)
+            grad = scratch("grad", weights.shape, P.dtype).copy_(-delta_)
+            grad = add_product_(grad, chunk.blockwise(v_), grad_S_.mT).mul_(weights).flatten(1, 2)
             grad_r = torch.unflatten(grad, -1, (-1, num_features)).sum(-1).mT.flatten(0, 1)
             grad_k_ = torch.unflatten(shared.gradient(*moved, grad_r), 0, (kv_heads, -1))
             grad_k_ = grad_k_.squeeze(1) if heads == kv_heads else grad_k_.sum(1)
@@ -108,11 +108,22 @@ def summarise_backward(
     return grad_key, grad_value, grad_projection
 
 
-def _logits(k: Tensor, P: Tensor, r: Tensor, hidden: Tensor | None) -> Tensor:
-    """Return the log-features of the keys of a chunk, in bits, (H_kv, tokens, features of a group of heads).
+def _logits(k: Tensor, P: Tensor, r: Tensor, chunk: Chunk, hidden: Tensor | None, top: Tensor | None) -> Tensor:
+    """Return the log-features of the keys of a chunk in bits, minus ``top``.
 
     In bits, because exp2 takes a third of the time of exp. To a group of heads that share their keys, the features of
     all of them are just more features.
+
+    Args:
+        k: (H_kv, blocks * width, d).
+        P: (H, M, d).
+        r: The shared term, (H, blocks * width), nats.
+        chunk: Whose keys they are.
+        hidden: Which of them are no real keys, (blocks * width,) bool, or None.
+        top: (H_kv, blocks, 1, features of a group), bits, or None for 0.
+
+    Returns:
+        (H_kv, blocks, width, features of a group).
     """
     _, num_features, head_dim = P.shape
     kv_heads, length, _ = k.shape
@@ -121,8 +132,14 @@ def _logits(k: Tensor, P: Tensor, r: Tensor, hidden: Tensor | None) -> Tensor:
     r = r * LOG2_E
     if hidden is not None:
         r.masked_fill_(hidden, float("-inf"))
-    torch.unflatten(logits, -1, (-1, num_features)).copy_(torch.unflatten(r, 0, (kv_heads, -1)).mT.unsqueeze(-1))
-    return logits.baddbmm_(k, projection.mT, alpha=LOG2_E)
+    by_block, r = chunk.blockwise(logits), chunk.blockwise(torch.unflatten(r, 0, (kv_heads, -1)).mT).unsqueeze(-1)
+    by_head = torch.unflatten(by_block, -1, (-1, num_features))
+    if top is None:
+        by_head.copy_(r)
+    else:
+        torch.sub(r, torch.unflatten(top, -1, (-1, num_features)), out=by_head)
+    add_product_(logits, k, projection.mT, alpha=LOG2_E)
+    return by_block
 
 
 def _repeat(t: Tensor, heads: int) -> Tensor:

@@ -56,11 +56,17 @@ class Weights:
         return parts, total
 
 
-def gradient_of_logits_(weights: list[Tensor], grads: list[Tensor]) -> None:
-    """Turn gradients of normalised weights into those of the logits, both of each group of keys."""
+def gradient_of_logits_(weights: list[Tensor], total: Tensor, grads: list[Tensor]) -> None:
+    """Turn what comes back to weights that are divided by their total into what comes back to the logits.
+
+    Args:
+        weights: Of each group of keys, as they are before the division.
+        total: By which they are divided.
+        grads: Gradients of the divided weights over the total, of each group of keys; in their place the result.
+    """
     for w, grad in zip(weights, grads, strict=True):
         grad *= w
-    mean = reduce(torch.add, (grad.sum(-1, keepdim=True) for grad in grads))
+    mean = reduce(torch.add, (grad.sum(-1, keepdim=True) for grad in grads)) / total
     for w, grad in zip(weights, grads, strict=True):
         grad.addcmul_(w, mean, value=-1)
 
