@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from benchmark_lineup import SDPA, Entry, Lineup, Observer, Shape, config_name, sdpa_contestants
 from benchmark_timing import Contestant, Step
+from quiet import quiet
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -132,7 +131,7 @@ def model_lineup(
         if config.statistics == "calibrated":
             cut = size if kind.images else min(size, CALIBRATION_TOKENS)
             calibration = [_on(kind.make_inputs(model.config, 1, cut, generator), shape)]
-        with _quiet():
+        with quiet():
             converted = convert_to_favorpp(twin(model), config, calibration_data=calibration)
         observer = Observer(config.backend)
         steps = {name: observer.watch(step) for name, step in make_steps(converted).items()}
@@ -221,15 +220,3 @@ def _on(inputs: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
         name: tensor.to(shape.device, shape.dtype if tensor.is_floating_point() else None)
         for name, tensor in inputs.items()
     }
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Keep the library from telling the same at every size."""
-    logger = logging.getLogger("hf_favorpp.convert")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

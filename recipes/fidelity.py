@@ -8,11 +8,9 @@ run that the file holds is not repeated.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from fidelity_report import draw, print_tables
 from fidelity_text import documents, sentence_pairs
 from glue_data import GlueDataError
 from glue_model import ModelError, resolve_model
+from quiet import quiet
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
@@ -178,18 +177,6 @@ def measure_run(
     with quiet(), attention_replaced(model, run, args.window(), args.ends(), inputs.calibration):
         features = features_of(model, inputs)
     return scores_of(args.task, features, softmax, inputs, model)
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Keep the library from saying at every run what is not applied in training."""
-    logger = logging.getLogger("hf_favorpp.convert")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 if __name__ == "__main__":
