@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from hf_favorpp.attention.tiles import Grid
 from hf_favorpp.convert import IMPLEMENTATION
 from hf_favorpp.errors import InputError, UnsupportedModelError
-from hf_favorpp.families import attention_layers, supported_model_types
+from hf_favorpp.families import AttentionLayer, attention_layers, supported_model_types
 from hf_favorpp.nn import converted_layers, evaluating, observing
 
 MAX_LABELS = 40  # of more tokens, labels would not be readable
@@ -31,6 +33,7 @@ class AttentionMaps:
         converted: The same shape, or None where the layer attends by softmax. The ``trig`` kernel may give negative
             weights.
         key_mask: (B, L), bool, True = real token; None where all are.
+        grid: How the tokens lie in an image; None where they do not, or where that is not known.
     """
 
     layer: int
@@ -38,6 +41,7 @@ class AttentionMaps:
     softmax: Tensor
     converted: Tensor | None
     key_mask: Tensor | None
+    grid: Grid | None = None
 
     def plot(
         self,
@@ -62,15 +66,9 @@ class AttentionMaps:
             InputError: There is no such head or row, the labels are not L, all of the row is padding, or there is no
                 difference to draw.
         """
-        try:
-            from matplotlib.colors import PowerNorm
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("AttentionMaps.plot draws with matplotlib: pip install matplotlib") from error
+        Figure, PowerNorm, _ = _matplotlib()
         real = self._checked_tokens(tokens, head, row)
-        maps = {"softmax": self.softmax} | ({} if self.converted is None else {"converted": self.converted})
-        drawn = {name: m[row].mean(0) if head is None else m[row, head] for name, m in maps.items()}
-        panels = {name: weights.cpu()[real][:, real].numpy() for name, weights in drawn.items()}
+        panels = {name: weights[real][:, real].numpy() for name, weights in self._matrices(head, row).items()}
         if difference and len(panels) == 1:
             raise InputError(f"difference=True needs a converted layer; layer {self.layer} attends by softmax.")
         lowest, highest = min(p.min() for p in panels.values()), max(p.max() for p in panels.values())
@@ -86,8 +84,7 @@ class AttentionMaps:
             limit = abs(change).max()
             image = axes[-1].imshow(change, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
             figure.colorbar(image, ax=axes[-1], label="difference of weights")
-        where = f"layer {self.layer}{f' (call {self.call})' if self.call else ''}"
-        where += f", mean of {self.softmax.shape[1]} heads" if head is None else f", head {head}"
+        where = self._where(head)
         axes[0].set_ylabel("query")
         for axis, name in zip(axes, (*panels, "converted \N{MINUS SIGN} softmax"), strict=False):
             axis.set_title(f"{name}\n{where}", fontsize="medium")
@@ -97,6 +94,82 @@ class AttentionMaps:
                 axis.set_xticks(range(len(real)), labels, rotation=90, fontsize=size, parse_math=False)
                 axis.set_yticks(range(len(real)), labels, fontsize=size, parse_math=False)
         figure.savefig(path, dpi=300, bbox_inches="tight")
+
+    def plot_on_image(
+        self,
+        path: str | PathLike[str],
+        image: Any,
+        patch: tuple[int, int] | None = None,
+        head: int | None = None,
+        row: int = 0,
+    ) -> None:
+        """Draw what one query attends to over the image, softmax and converted side by side on one colour scale.
+
+        Args:
+            path: File to write; its ending chooses the format: png, pdf or svg.
+            image: What the model saw, cropped as it was: a PIL image, or an array (height, width, 3) of uint8 or of
+                floats in [0, 1], of any resolution.
+            patch: Row and column of the query among the patches; None takes the first special token, which is the
+                class token where there is one.
+            head: Index of the head; None draws the mean over heads.
+            row: Index of the image in the batch.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            InputError: The layer's tokens do not lie in an image, or there is no such patch, head or row.
+        """
+        Figure, PowerNorm, Rectangle = _matplotlib()
+        self._checked_tokens(None, head, row)
+        grid, query = self._query_of(patch)
+        matrices = {name: weights[query] for name, weights in self._matrices(head, row).items()}
+        panels = {name: w[grid.prefix :].reshape(grid.rows, grid.columns).numpy() for name, w in matrices.items()}
+        lowest, highest = min(p.min() for p in panels.values()), max(p.max() for p in panels.values())
+        scale = PowerNorm(0.5, min(lowest, 0), highest)
+        figure = Figure(figsize=(3.3 * (len(panels) + 1) + 0.6, 3.9), layout="compressed")
+        axes = list(figure.subplots(1, len(panels) + 1, squeeze=False)[0])
+        height, width = np.shape(image)[:2]
+        place = {
+            "extent": (-0.5, grid.columns - 0.5, grid.rows - 0.5, -0.5),
+            "aspect": height / grid.rows * grid.columns / width,
+        }
+        for axis in axes:
+            axis.imshow(image, **place)
+            axis.set_axis_off()
+            if patch is not None:
+                corner = patch[1] - 0.5, patch[0] - 0.5
+                axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+        axes[0].set_title("query: " + ("class token" if patch is None else f"patch {patch}"), fontsize="medium")
+        for axis, (name, weights) in zip(axes[1:], panels.items(), strict=True):
+            drawn = axis.imshow(weights, cmap="inferno", norm=scale, alpha=0.7, interpolation="nearest", **place)
+            elsewhere = f"{matrices[name][: grid.prefix].sum():.0%} on special tokens"
+            axis.set_title(f"{name}, {self._where(head)}\n{elsewhere}", fontsize="medium")
+        figure.colorbar(drawn, ax=axes, label="attention weight", shrink=0.8)
+        figure.savefig(path, dpi=200, bbox_inches="tight")
+
+    def _matrices(self, head: int | None, row: int) -> dict[str, Tensor]:
+        """Return the maps of a row by name, (L, L), of one head or as the mean over heads."""
+        maps = {"softmax": self.softmax} | ({} if self.converted is None else {"converted": self.converted})
+        return {name: (m[row].mean(0) if head is None else m[row, head]).cpu() for name, m in maps.items()}
+
+    def _where(self, head: int | None) -> str:
+        layer = f"layer {self.layer}{f' (call {self.call})' if self.call else ''}"
+        return layer + (f", mean of {self.softmax.shape[1]} heads" if head is None else f", head {head}")
+
+    def _query_of(self, patch: tuple[int, int] | None) -> tuple[Grid, int]:
+        """Return the grid, and the token that a patch is, or the first special one."""
+        if self.grid is None:
+            raise InputError(
+                f"plot_on_image needs tokens that lie in one image; those of layer {self.layer} do not, or their "
+                f"grid is not known. Use plot(path) for the whole matrix."
+            )
+        prefix, rows, columns = self.grid
+        if patch is None:
+            if prefix == 0:
+                raise InputError("this model has no class token: give patch=(row, column) of a query.")
+            return self.grid, 0
+        if not (0 <= patch[0] < rows and 0 <= patch[1] < columns):
+            raise InputError(f"patch={patch!r} is not one of the {rows} x {columns} patches, counted from (0, 0).")
+        return self.grid, prefix + patch[0] * columns + patch[1]
 
     def _checked_tokens(self, tokens: Sequence[str] | None, head: int | None, row: int) -> list[int]:
         """Return the positions of the real tokens of a row."""
@@ -143,7 +216,8 @@ def attention_matrix(
     Source:
         Choromanski et al. 2021, arXiv:2009.14794, Appendix C.4.
     """
-    modules = [found.module for found in attention_layers(model)]
+    found = list(attention_layers(model))
+    modules = [each.module for each in found]
     if not modules:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no attention layer of a supported family. Supported model types: "
@@ -158,7 +232,8 @@ def attention_matrix(
     with eager, evaluating(model), observing(features, exact=exact), _recording(modules[layer], call) as recorder:
         model(**inputs)
     _require_index("call", call, recorder.calls, f"calls of layer {layer}")
-    return AttentionMaps(layer, call, recorder.softmax, recorder.converted, recorder.key_mask)
+    grid = _grid(found[layer], recorder.softmax.shape[-1])
+    return AttentionMaps(layer, call, recorder.softmax, recorder.converted, recorder.key_mask, grid)
 
 
 class _Recorder:
@@ -230,6 +305,25 @@ def _real_keys(mask: Any, batch: int) -> Tensor | None:
         return None
     allowed = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask.bool()
     return (allowed.any(1).any(1) if mask.ndim == 4 else allowed).expand(batch, -1)
+
+
+def _grid(layer: AttentionLayer, length: int) -> Grid | None:
+    """Return how the tokens of a layer lie in an image, or None."""
+    try:
+        return layer.family.grid(layer.module, length) if layer.family.grid else None
+    except InputError:
+        return None
+
+
+def _matplotlib() -> tuple[Any, Any, Any]:
+    """Return Figure, PowerNorm and Rectangle."""
+    try:
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise ImportError("attention maps are drawn with matplotlib: pip install matplotlib") from error
+    return Figure, PowerNorm, Rectangle
 
 
 def _require_index(name: str, index: object, count: int, of_what: str) -> None:

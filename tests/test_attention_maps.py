@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tiny_models import NUM_HEADS, fingerprint, tiny_model, token_batch
 from torch import nn
-from transformers import AttentionInterface, AutoModelForSequenceClassification
+from transformers import AttentionInterface, AutoModelForSequenceClassification, ViTConfig, ViTModel
 
 from hf_favorpp import FavorppConfig, attention_matrix, calibrate, convert_to_favorpp
 from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
@@ -435,3 +435,84 @@ def test_plot_without_matplotlib_says_what_to_install(maps, tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         maps.plot(tmp_path / "maps.png")
+
+
+# --- over an image ----------------------------------------------------------------------------------------------
+
+PHOTO = np.random.default_rng(0).random((24, 48, 3))
+
+
+@pytest.fixture(scope="module")
+def image_maps():
+    """Of two images of 3 x 6 patches with a class token, by a Vision Transformer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            image_size=(24, 48),
+            patch_size=8,
+            initializer_range=0.2,
+        )
+        model = convert_to_favorpp(ViTModel(config).eval(), FavorppConfig(num_features=16))
+        return attention_matrix(model, {"pixel_values": torch.randn(2, 3, 24, 48)}, 1)
+
+
+@pytest.mark.parametrize(
+    ("patch", "query", "title"), [(None, 0, "class token"), ((2, 4), 1 + 2 * 6 + 4, "patch (2, 4)")]
+)
+def test_a_query_over_the_image_shows_its_row_of_the_map(image_maps, drawn, patch, query, title):
+    assert image_maps.grid == (1, 3, 6)
+    image_maps.plot_on_image("maps.png", PHOTO, patch, head=2, row=1)
+    photo, *overlays = panels(drawn[0])
+    assert photo.get_title() == f"query: {title}"
+    for axis, name in zip(overlays, ("softmax", "converted"), strict=True):
+        weights = getattr(image_maps, name)[1, 2, query]
+        background, heat = axis.images
+        np.testing.assert_array_equal(np.asarray(background.get_array()), PHOTO)
+        np.testing.assert_array_equal(np.asarray(heat.get_array()), weights[1:].reshape(3, 6))
+        assert background.get_extent() == heat.get_extent()
+        assert axis.get_title() == f"{name}, layer 1, head 2\n{weights[0]:.0%} on special tokens"
+        marked = [(mark.get_xy(), mark.get_width(), mark.get_height()) for mark in axis.patches]
+        assert marked == ([] if patch is None else [((3.5, 1.5), 1, 1)])
+    assert overlays[0].images[1].norm is overlays[1].images[1].norm
+
+
+def test_an_image_is_drawn_in_its_own_proportions_and_as_the_mean_of_heads(image_maps, drawn):
+    wide = (255 * PHOTO).astype(np.uint8).repeat(4, axis=0)
+    image_maps.plot_on_image("maps.png", wide)
+    _, softmax, _ = panels(drawn[0])
+    np.testing.assert_allclose(
+        np.asarray(softmax.images[1].get_array()), image_maps.softmax[0].mean(0)[0, 1:].reshape(3, 6), atol=1e-7
+    )
+    assert softmax.get_aspect() == pytest.approx((96 / 3) / (48 / 6))  # height of a patch over its width
+
+
+def test_an_overlay_is_written(image_maps, tmp_path):
+    image_maps.plot_on_image(tmp_path / "overlay.png", PHOTO, (0, 0))
+    assert (tmp_path / "overlay.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patch": (3, 0)}, r"patch=\(3, 0\) is not one of the 3 x 6 patches, counted from \(0, 0\)"),
+        ({"patch": (0, -1)}, r"patch=\(0, -1\) is not one of"),
+        ({"head": 4}, "head=4 is not one of the 4 heads"),
+        ({"row": 2}, "row=2 is not one of the 2"),
+    ],
+)
+def test_an_overlay_refuses(image_maps, tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        image_maps.plot_on_image(tmp_path / "overlay.png", PHOTO, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_overlay_needs_an_image(maps, image_maps, tmp_path):
+    with pytest.raises(InputError, match="needs tokens that lie in one image; those of layer 1 do not"):
+        maps.plot_on_image(tmp_path / "overlay.png", PHOTO)
+    without = replace(image_maps, grid=image_maps.grid._replace(prefix=0, rows=1, columns=19))
+    with pytest.raises(InputError, match=r"no class token: give patch=\(row, column\)"):
+        without.plot_on_image(tmp_path / "overlay.png", PHOTO)
