@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -58,14 +58,30 @@ def images(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inpu
     Returns:
         Batches.
     """
+    prepare, _, _ = image_preparation(source, model)
+    return _inputs(args, IMAGES, prepare)
+
+
+def image_preparation(source: str, model: PreTrainedModel) -> tuple[Prepare, Sequence[float], Sequence[float]]:
+    """Return how images are prepared, as for :func:`images`.
+
+    Args:
+        source: Of the image processor.
+        model: Tells dtype and image size.
+
+    Returns:
+        What makes the inputs of the model of a file, and the mean and standard deviation of pixels in [0, 1], red,
+        green and blue, by which it normalises them.
+    """
     try:
         processor = AutoImageProcessor.from_pretrained(source)
     except (OSError, ValueError):
         print(f"{source} has no image processor: resized, centre cut out, normalised as for ImageNet")
-        prepare: Prepare = partial(_prepare_image, size=_image_size(model), dtype=model.dtype)
-    else:
-        prepare = partial(_process_image, processor=processor, dtype=model.dtype)
-    return _inputs(args, IMAGES, prepare)
+        return partial(_prepare_image, size=_image_size(model), dtype=model.dtype), MEAN, STD
+    prepare = partial(_process_image, processor=processor, dtype=model.dtype)
+    if not processor.do_normalize:
+        return prepare, (0.0,) * 3, (1.0,) * 3
+    return prepare, processor.image_mean, processor.image_std
 
 
 def recordings(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inputs:
