@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,15 @@ _NO_SPEECH_DROPOUT = {
     **dict.fromkeys(("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout"), 0.0),
     **{"layerdrop": 0.0, "apply_spec_augment": False},
 }
+_VIT = ModelKind(
+    "ViT-B/16",
+    "vit",
+    lambda config, size: (size // config.patch_size) ** 2 + 1,
+    _images,
+    _NO_DROPOUT,
+    lambda size: {"image_size": size},
+    images=True,
+)
 MODELS: dict[str, ModelKind] = {
     "bert": ModelKind(
         "BERT-base",
@@ -86,14 +95,14 @@ MODELS: dict[str, ModelKind] = {
         _NO_DROPOUT,
         lambda size: {"max_position_embeddings": max(512, size)},
     ),
-    "vit": ModelKind(
-        "ViT-B/16",
-        "vit",
-        lambda config, size: (size // config.patch_size) ** 2 + 1,
-        _images,
-        _NO_DROPOUT,
-        lambda size: {"image_size": size},
-        images=True,
+    "vit": _VIT,
+    "vit-small": replace(
+        _VIT,
+        title="ViT-S/14",
+        options={
+            **_NO_DROPOUT,
+            **{"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "patch_size": 14},
+        },
     ),
     "wav2vec2": ModelKind("wav2vec 2.0 base", "wav2vec2", lambda config, size: size, _waveforms, _NO_SPEECH_DROPOUT),
 }
