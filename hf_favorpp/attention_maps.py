@@ -309,8 +309,11 @@ def _real_keys(mask: Any, batch: int) -> Tensor | None:
 
 def _grid(layer: AttentionLayer, length: int) -> Grid | None:
     """Return how the tokens of a layer lie in an image, or None."""
+    family = layer.family
+    if family.grid is None or family.no_tiles is not None or layer.optional:  # a video, or patches in another order
+        return None
     try:
-        return layer.family.grid(layer.module, length) if layer.family.grid else None
+        return family.grid(layer.module, length)
     except InputError:
         return None
 

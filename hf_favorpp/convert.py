@@ -1,19 +1,17 @@
 """Conversion in place: attach features to the attention layers of a model, and take them away again."""
 
-import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from hf_favorpp.calibration import calibrate
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConfigError, ConversionError, InputError, UnsupportedModelError
-from hf_favorpp.families import REFUSED, AttentionLayer, attention_layers, supported_model_types
+from hf_favorpp.families import AttentionLayer, attention_layers
+from hf_favorpp.families.plan import Part, build_features, configurations, parts_left_out, parts_of, plan_conversion
 from hf_favorpp.nn import FLOAT_BUFFERS, FavorppFeatures, converted_layers
 from hf_favorpp.report import approximation_report
 
@@ -23,9 +21,11 @@ IMPLEMENTATION = "favorpp"
 KEY_PATTERN = rf"(^|\.)favorpp\.(draw_index|calibration_index|{'|'.join(FLOAT_BUFFERS)})$"
 """What the names of the tensors that a conversion adds to a checkpoint match."""
 
+KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_BUFFERS)
+"""What the names of tensors that stay float32 end in."""
+
 DEFAULT_ERROR_BUDGET = 0.5
 _SUBMODULE = "favorpp"
-_KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_BUFFERS)
 _log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -40,14 +40,20 @@ def convert_to_favorpp(
 ) -> Model:
     """Replace softmax attention by FAVOR++, in place, keeping every weight.
 
-    Each converted layer gets a small module ``favorpp`` with its projections, and the model's attention
-    implementation becomes ``"favorpp"``. Dropout of attention weights has no counterpart where no attention matrix
+    Each converted layer gets a small module ``favorpp`` with its projections, and the attention implementation of its
+    configuration becomes ``"favorpp"``. Dropout of attention weights has no counterpart where no attention matrix
     exists; as in the published Performer and FAVOR++ code it is not applied in converted layers, and a warning says
     so where the rate is not 0.
 
+    A model made of several, such as CLIP of an image and a text model, is converted part by part: those that can be,
+    and a warning names the others with the reason. ``convert_to_favorpp(model.vision_model)`` converts that part
+    alone. Either way each part keeps its options in its own configuration (``model.config.vision_config.favorpp``),
+    and the whole is saved, loaded and reverted like any other model; so can be any part. While a softmax checkpoint
+    is loaded, ``attn_implementation={"vision_config": "favorpp"}`` names the parts to convert.
+
     Args:
         model: A model of Transformers, of a supported family, on any device and in any dtype.
-        config: Options; None means ``FavorppConfig()``.
+        config: Options; None means ``FavorppConfig()``. ``layers`` counts all attention layers of ``model``.
         calibration_data: Batches to calibrate on, see :func:`hf_favorpp.calibrate`; a few hundred inputs like those
             of the task, no labels needed. They make ``statistics="calibrated"``.
         keep_softmax: ``"auto"`` leaves those layers softmax whose relative output error on the first batch of
@@ -59,7 +65,7 @@ def convert_to_favorpp(
 
     Raises:
         ConfigError: ``config`` is not a FavorppConfig, ``layers`` names a layer that does not exist or cannot be
-            converted, or the other options do not go together.
+            converted, a layer cannot have the exact neighbourhood, or the other options do not go together.
         ConversionError: The model is converted already, wrapped (DDP, FSDP, PEFT) or compiled, or no layer keeps to
             ``error_budget``.
         InputError: ``calibration_data`` is empty, or gives queries or keys that are not finite.
@@ -75,35 +81,28 @@ def convert_to_favorpp(
             f"{type(model).__name__} is converted already; call revert_to_softmax(model) first to convert it anew."
         )
     layers = plan_conversion(model, config)
-    if any(getattr(layer.module, "config", None) is not model.config for layer in layers):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is made of several models, and {layers[0].name} belongs to one that has a "
-            f"configuration of its own; convert that one, such as convert_to_favorpp(model.encoder)."
-        )
-    features = {layer.index: _features(layer, config) for layer in layers}
-    for layer in layers:
-        features[layer.index].redraw_(0)
-    previous, options = model.config._attn_implementation, getattr(model.config, "favorpp", None)
-    _attach(layers, features, previous)
+    parts = parts_of(model, layers)
+    _require_interface(model, layers)
+    built = [(layer, build_features(layer, part.options(config))) for part in parts for layer in part.layers]
+    for layer, features in built:
+        features.redraw_(0)
+        features.replaced = layer.config._attn_implementation
+    before = [_Setting(own) for part in parts for own in part.configs]
     try:
-        model.set_attn_implementation(IMPLEMENTATION)
-        if model.config._attn_implementation != IMPLEMENTATION:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} does not let its attention be replaced: {layers[0].name} kept its own "
-                f"implementation. Convert the sub-model that owns it instead."
-            )
-        model.config.favorpp = config.to_dict()
+        attach(built)
+        for part in parts:
+            _use_favorpp(part, part.options(config))
         if calibration_data is not None:
             calibrate(model, calibration_data)
             if budget is not None:
-                layers = _keep_within_budget(model, layers, next(iter(calibration_data)), budget)
+                _keep_within_budget(model, parts, before, next(iter(calibration_data)), budget)
     except BaseException:
-        _detach(model, previous)
-        _forget_options(model)
-        if options is not None:  # of a converted checkpoint that was loaded as the softmax model
-            model.config.favorpp = options
+        for layer, _ in built:
+            _detach(layer)
+        for setting in before:
+            setting.restore()
         raise
-    tell_what_changed(model, layers)
+    tell_what_changed(model)
     return model
 
 
@@ -130,29 +129,36 @@ def _error_budget(keep_softmax: str | None, error_budget: float | None, data: ob
 
 
 def _keep_within_budget(
-    model: PreTrainedModel, layers: list[AttentionLayer], batch: Mapping[str, Any], budget: float
-) -> list[AttentionLayer]:
+    model: PreTrainedModel, parts: list[Part], before: list["_Setting"], batch: Mapping[str, Any], budget: float
+) -> None:
     """Give the layers beyond the budget their softmax back."""
     errors = approximation_report(model, batch).layer_errors
-    kept = [layer for layer, error in zip(layers, errors, strict=True) if error <= budget]
-    if not kept:
+    layers = [layer for layer in attention_layers(model) if layer.features]
+    if all(not error <= budget for error in errors):  # NaN too
         raise ConversionError(
             f"no layer keeps to error_budget={budget}: the smallest relative output error is {min(errors):.2f}. Allow "
             f"more, or use more features or a larger exact_window."
         )
     for layer, error in zip(layers, errors, strict=True):
-        if not error <= budget:  # NaN too
+        if not error <= budget:
             _log.warning("%s stays softmax: its relative output error is %.2f.", layer.name, error)
-            delattr(layer.module, _SUBMODULE)
-    if len(kept) < len(layers):
-        for features in converted_layers(model):
-            features.config = replace(features.config, layers=tuple(layer.index for layer in kept))
-        model.config.favorpp = features.config.to_dict()
-    return kept
+            _detach(layer)
+    for part in parts:
+        kept = {layer.index: layer.features for layer in part.layers if layer.features}
+        if not kept:
+            for setting in before:
+                if any(setting.config is own for own in part.configs):
+                    setting.restore()
+        elif len(kept) < len(part.layers):
+            calibrated = next(iter(kept.values())).config.to_dict()
+            options = FavorppConfig.from_dict({**calibrated, "layers": list(kept)})
+            for features in kept.values():
+                features.config = options
+            _use_favorpp(part, options)
 
 
 def revert_to_softmax(model: Model) -> Model:
-    """Undo :func:`convert_to_favorpp`, in place.
+    """Undo :func:`convert_to_favorpp`, in place, in all parts of a model or in the one that is passed.
 
     The state dict and, as long as the weights were not trained, the outputs are bit-identical to those before the
     conversion. A converted checkpoint that was loaded gets the default softmax implementation.
@@ -167,96 +173,50 @@ def revert_to_softmax(model: Model) -> Model:
         ConversionError: The model is not converted, wrapped or compiled.
     """
     require_bare_model(model)
-    features = converted_layers(model)
-    if not features:
+    if not converted_layers(model):
         raise ConversionError(f"{type(model).__name__} is not converted; there is nothing to revert.")
-    _detach(model, features[0].replaced or model.get_correct_attn_implementation(None))
-    _forget_options(model)
+    layers = list(attention_layers(model))
+    default = model.get_correct_attn_implementation(None)
+    implementations = {
+        id(config): features.replaced or default
+        for part in parts_of(model, [layer for layer in layers if layer.features])
+        for config in part.configs
+        if (features := part.layers[0].features)
+    }
+    for layer in layers:
+        _detach(layer)
+    configs = [*(config for _, config in configurations(model.config)), *(layer.config for layer in layers)]
+    for config in configs:
+        if id(config) in implementations or config._attn_implementation == IMPLEMENTATION:
+            config._attn_implementation = {"": implementations.get(id(config), default)}
+        for option in ("favorpp", "attn_implementation"):
+            if hasattr(config, option):
+                delattr(config, option)
+    for submodel in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+        _remove_key(submodel, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
+        for name in KEEP_FLOAT32:
+            _remove_key(submodel, "_keep_in_fp32_modules_strict", name)
     return model
 
 
-def prepare_for_loading(model: PreTrainedModel) -> None:
-    """Attach features without drawing them to a model under construction, for its checkpoint to fill.
+def converted_parts(model: PreTrainedModel) -> list[Part]:
+    """Return the parts of a model that attend through features now.
 
     Args:
-        model: A model whose config asks for ``attn_implementation="favorpp"``. Its ``config.favorpp`` holds the
-            options; without it the defaults apply.
-
-    Raises:
-        ConfigError: ``config.favorpp`` is not valid.
-        UnsupportedModelError: The family is not supported, or no layer can be converted.
-    """
-    if not converted_layers(model):
-        options = getattr(model.config, "favorpp", None)
-        config = FavorppConfig() if options is None else FavorppConfig.from_dict(options)
-        if not list(attention_layers(model)) and model.config.model_type in supported_model_types():
-            return  # a part of a model, such as its head, that has no attention of its own
-        layers = plan_conversion(model, config)
-        _attach(layers, {layer.index: _features(layer, config) for layer in layers}, replaced=None)
-        model.config.favorpp = config.to_dict()
-        if options is None:
-            tell_what_changed(model, layers)
-    _add_key(model, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
-    dtype_plan: Any = getattr(model, "dtype_plan", None)
-    for name in _KEEP_FLOAT32:
-        _add_key(model, "_keep_in_fp32_modules_strict", name)
-        if dtype_plan is not None:  # Transformers before 5.4 makes it from the class, before this line is reached
-            dtype_plan[name] = torch.float32
-
-
-def ignore_features(model: PreTrainedModel) -> None:
-    """Let a converted checkpoint be loaded as the softmax model, without a report of unexpected tensors.
-
-    Args:
-        model: A model under construction whose config holds ``favorpp`` but asks for another implementation.
-    """
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if not any(KEY_PATTERN in (part._keys_to_ignore_on_load_unexpected or ()) for part in parts):
-        _log.warning(
-            "%s was converted to FAVOR++, but attn_implementation is %r: it attends by softmax. Load it with "
-            "attn_implementation=%r otherwise.",
-            type(model).__name__,
-            model.config._attn_implementation,
-            IMPLEMENTATION,
-        )
-    _add_key(model, "_keys_to_ignore_on_load_unexpected", KEY_PATTERN)
-
-
-def plan_conversion(model: PreTrainedModel, config: FavorppConfig) -> list[AttentionLayer]:
-    """Choose the layers to convert, without changing anything.
-
-    Args:
-        model: The model.
-        config: Options, of which ``layers`` matters here.
+        model: Any model.
 
     Returns:
-        The layers, at least one.
+        The parts with their converted layers; none of a model that was set to another implementation.
 
     Raises:
-        ConfigError: ``config.layers`` names a layer that does not exist or cannot be converted.
-        UnsupportedModelError: There is no layer that could be converted.
+        UnsupportedModelError: A converted layer has a configuration that is not in that of the model.
     """
-    candidates = list(attention_layers(model))
-    if not candidates:
-        raise UnsupportedModelError(_why_unsupported(model))
-    reasons = {layer.index: reason for layer in candidates if (reason := layer.stays_softmax())}
-    if config.layers is None:
-        layers = [layer for layer in candidates if layer.index not in reasons]
-        if not layers:
-            raise UnsupportedModelError(
-                f"no layer of {type(model).__name__} can be converted: {candidates[0].name} stays softmax because "
-                f"{reasons[0]}."
-            )
-        return layers
-    for index in config.layers:
-        if index >= len(candidates):
-            raise ConfigError(
-                f"layers names layer {index}, but {type(model).__name__} has {len(candidates)} attention layers "
-                f"(0 to {len(candidates) - 1}). A module that several layers share counts once."
-            )
-        if index in reasons:
-            raise ConfigError(f"layers names layer {index}, which cannot be converted: {reasons[index]}.")
-    return [candidates[index] for index in config.layers]
+    layers = [
+        layer
+        for layer in attention_layers(model)
+        if layer.features and layer.config._attn_implementation == IMPLEMENTATION
+    ]
+    return parts_of(model, layers)
 
 
 def require_bare_model(model: object) -> None:
@@ -282,88 +242,99 @@ def require_bare_model(model: object) -> None:
         raise ConversionError(f"the model must be a transformers.PreTrainedModel, got {name}; {remedy}.")
 
 
-def tell_what_changed(model: PreTrainedModel, layers: list[AttentionLayer]) -> None:
+def tell_what_changed(model: PreTrainedModel) -> None:
     """Log what stays softmax and what is no longer applied.
 
     Args:
         model: The converted model.
-        layers: Its converted layers.
     """
-    converted = {layer.index for layer in layers}
-    for layer in attention_layers(model):
-        if layer.index not in converted and (reason := layer.stays_softmax()):
+    layers = list(attention_layers(model))
+    converted = [layer for layer in layers if layer.features]
+    for layer in layers:
+        if not layer.features and (reason := layer.left_out()):
             _log.info("%s stays softmax: %s.", layer.name, reason)
-    total = sum(1 for _ in attention_layers(model))
-    if len(layers) < total:
-        _log.warning("converted %d of %d attention layers; the others stay softmax.", len(layers), total)
-    option = layers[0].family.dropout_option
-    rate = getattr(layers[0].module.config, option, 0.0)
-    if rate:
-        _log.warning(
-            "%s=%s is not applied in converted layers: random-feature attention has no attention matrix to drop "
-            "entries from, and the published methods train without it.",
-            option,
-            rate,
-        )
+    if len(converted) < len(layers):
+        _log.warning("converted %d of %d attention layers; the others stay softmax.", len(converted), len(layers))
+    for name, reason in parts_left_out(model):
+        _log.warning("%s stays softmax: %s.", name, reason)
+    rates = {(option := layer.family.dropout_option, getattr(layer.config, option, 0.0)) for layer in converted}
+    for option, rate in sorted(rates):
+        if rate:
+            _log.warning(
+                "%s=%s is not applied in converted layers: random-feature attention has no attention matrix to drop "
+                "entries from, and the published methods train without it.",
+                option,
+                rate,
+            )
     if converted_layers(model)[0].config.kernel == "elu":
         _log.warning("kernel='elu' has head_dim features by definition: num_features does not apply.")
 
 
-def _why_unsupported(model: PreTrainedModel) -> str:
-    model_type = getattr(model.config, "model_type", "")
-    supported = ", ".join(supported_model_types())
-    if model_type in REFUSED:
-        return f"{model_type} cannot be converted: {REFUSED[model_type]}. Convertible model types: {supported}."
-    return (
-        f"{type(model).__name__} (model_type {model_type!r}) is not supported, so no layer was converted. "
-        f"Convertible model types: {supported}."
-    )
+def tell_what_is_ignored(model: PreTrainedModel) -> None:
+    """Log that a converted checkpoint is loaded as a softmax model, once for all models that share a configuration.
+
+    Args:
+        model: A model under construction whose configuration, or one that it is made of, asks for that.
+    """
+    within = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    own = getattr(model.config, "favorpp", None) is not None
+    if own and not any(KEY_PATTERN in (part._keys_to_ignore_on_load_unexpected or ()) for part in within):
+        _log.warning(
+            "%s was converted to FAVOR++, but attn_implementation is %r: it attends by softmax. Load it with "
+            "attn_implementation=%r otherwise.",
+            type(model).__name__,
+            model.config._attn_implementation,
+            IMPLEMENTATION,
+        )
 
 
-def _features(layer: AttentionLayer, config: FavorppConfig) -> FavorppFeatures:
-    num_heads, head_dim = layer.family.geometry(layer.module)
-    device = next(layer.module.parameters()).device
-    with torch.device(device):
-        features = FavorppFeatures(config, layer.index, num_heads, head_dim)
-    if isinstance(config.exact_window, tuple):
-        if layer.family.grid is None:
-            raise ConfigError(
-                f"exact_window={config.exact_window} is a tile of patches, but {layer.name} has no image grid. Give a "
-                f"number of tokens."
-            )
-        features.grid = functools.partial(layer.family.grid, layer.module)
-    return features
+def attach(built: list[tuple[AttentionLayer, FavorppFeatures]]) -> None:
+    """Put features into their attention modules.
+
+    Args:
+        built: Layers, each with its features.
+    """
+    for layer, features in built:
+        features.train(layer.module.training)
+        layer.module.add_module(_SUBMODULE, features)
 
 
-def _attach(layers: list[AttentionLayer], features: dict[int, FavorppFeatures], replaced: str | None) -> None:
+def _detach(layer: AttentionLayer) -> None:
+    if layer.features:
+        delattr(layer.module, _SUBMODULE)
+
+
+class _Setting:
+    """What a configuration said before a conversion."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.implementation = config, config._attn_implementation
+        self.options = getattr(config, "favorpp", None)
+
+    def restore(self) -> None:
+        self.config._attn_implementation = {"": self.implementation}
+        if self.options is not None:  # of a converted checkpoint that was loaded as the softmax model
+            self.config.favorpp = self.options
+        elif hasattr(self.config, "favorpp"):
+            del self.config.favorpp
+
+
+def _use_favorpp(part: Part, options: FavorppConfig) -> None:
+    for config in part.configs:
+        config._attn_implementation = {"": IMPLEMENTATION}  # and not those that it is made of
+        config.favorpp = options.to_dict()
+
+
+def _require_interface(model: PreTrainedModel, layers: list[AttentionLayer]) -> None:
+    """Refuse a model whose class does not look up its attention by name."""
+    models = {f"{name}." if name else "": m for name, m in model.named_modules() if isinstance(m, PreTrainedModel)}
     for layer in layers:
-        module = features[layer.index]
-        module.replaced = replaced
-        module.train(layer.module.training)
-        layer.module.add_module(_SUBMODULE, module)
-
-
-def _detach(model: PreTrainedModel, implementation: Any) -> None:
-    for module in list(model.modules()):
-        if isinstance(getattr(module, _SUBMODULE, None), FavorppFeatures):
-            delattr(module, _SUBMODULE)
-    model.set_attn_implementation(implementation)
-    for submodel in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
-        _remove_key(submodel, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
-        for name in _KEEP_FLOAT32:
-            _remove_key(submodel, "_keep_in_fp32_modules_strict", name)
-
-
-def _forget_options(model: PreTrainedModel) -> None:
-    for option in ("favorpp", "attn_implementation"):
-        if hasattr(model.config, option):
-            delattr(model.config, option)
-
-
-def _add_key(model: PreTrainedModel, name: str, key: str) -> None:
-    """Add to one of the sets (before Transformers 5.4: lists) that rule how a checkpoint is loaded."""
-    keys = getattr(model, name) or []
-    setattr(model, name, type(keys)([*keys, key]))
+        owner = models[max((prefix for prefix in models if layer.name.startswith(prefix)), key=len)]
+        if not owner._can_set_attn_implementation():
+            raise UnsupportedModelError(
+                f"{type(owner).__name__} does not let its attention be replaced: {layer.name} does not go through the "
+                f"attention interface of Transformers. Convert another part of the model, or update Transformers."
+            )
 
 
 def _remove_key(model: PreTrainedModel, name: str, key: str) -> None:

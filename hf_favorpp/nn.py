@@ -42,6 +42,7 @@ class FavorppFeatures(nn.Module):
         exact: Attend by softmax, as before the conversion.
         probe: Called with the inputs of every forward, exact or not; None does nothing.
         grid: How the tokens lie in the image, given their number, for a two-dimensional ``exact_window``.
+        reads_padding: Serve padded queries too, because the model reads what comes of them.
         replaced: The attention implementation that the conversion replaced; None where it is not known, as in a
             model loaded from a converted checkpoint.
     """
@@ -53,6 +54,7 @@ class FavorppFeatures(nn.Module):
     calibration_index: Tensor
     grid: Callable[[int], Grid] | None
     probe: Probe | None
+    reads_padding: bool
     replaced: str | None
 
     def __init__(self, config: FavorppConfig, layer: int, num_heads: int, head_dim: int) -> None:
@@ -74,6 +76,7 @@ class FavorppFeatures(nn.Module):
         self.exact = False
         self.probe = None
         self.grid = None
+        self.reads_padding = False
         self.recent: RunningMoments | None = None
         if config.recalibrate is not None:
             self.register_buffer("moments", RunningMoments(num_heads, head_dim).totals)
@@ -129,6 +132,7 @@ class FavorppFeatures(nn.Module):
             self.omega,
             scaling=scaling,
             key_mask=key_mask,
+            query_mask=torch.ones_like(key_mask) if self.reads_padding and key_mask is not None else None,
             kernel=self.config.kernel,
             preconditioning=str(self.config.preconditioning),
             statistics=self.preconditioner,

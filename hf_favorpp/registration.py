@@ -1,7 +1,6 @@
-"""How ``attn_implementation="favorpp"`` sits in Transformers: an attention function, a mask function, four hooks."""
+"""How ``attn_implementation="favorpp"`` sits in Transformers: an attention function, a mask function, and hooks."""
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
+from hf_favorpp import pretrained
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
-from hf_favorpp.convert import IMPLEMENTATION, KEY_PATTERN, ignore_features, prepare_for_loading
-from hf_favorpp.errors import CheckpointError, ConversionError, InputError, UnsupportedModelError
-from hf_favorpp.nn import CALIBRATION_BUFFERS, FavorppFeatures, converted_layers
+from hf_favorpp.convert import IMPLEMENTATION
+from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
 
 
 def register() -> None:
@@ -25,11 +24,11 @@ def register() -> None:
         return
     AttentionInterface.register(IMPLEMENTATION, attention_forward)
     AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
-    _wrap("post_init", _post_init)
-    _wrap("_initialize_weights", _initialize_weights)
+    _wrap("post_init", pretrained.post_init)
+    _wrap("_initialize_weights", pretrained.initialize_weights)
     if hasattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys"):  # a better message, not worth a dependency
-        _wrap("_adjust_missing_and_unexpected_keys", _refuse_mismatched_keys)
-    _wrap("save_pretrained", _save_pretrained)
+        _wrap("_adjust_missing_and_unexpected_keys", pretrained.refuse_mismatched_keys)
+    _wrap("save_pretrained", pretrained.save_pretrained)
     if version.parse(transformers.__version__) < version.parse("5.4"):
         _wrap_config_from_dict()
 
@@ -115,7 +114,8 @@ def padding_mask(
         **kwargs: Passed on to ``sdpa_mask``.
 
     Returns:
-        (B, Lk) bool, a 4-D bool mask for other patterns, or None where all keys are real.
+        (B, Lk) bool, (B, 1, 1, Lk) bool where there are not as many queries, a 4-D bool mask for other patterns, or
+        None where all keys are real.
 
     Raises:
         InputError: ``attention_mask`` is not 2-D.
@@ -126,7 +126,11 @@ def padding_mask(
             f"query and key has no linear form. Use attn_implementation='sdpa' for it."
         )
     if mask_function is bidirectional_mask_function:
-        return None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        if attention_mask is None:
+            return None
+        key_mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        # other queries than keys: not of a converted layer, and models shape such masks on their own
+        return key_mask if kwargs.get("q_length", kv_length) == kv_length else key_mask[:, None, None]
     mask: Tensor | None = sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
@@ -188,82 +192,10 @@ def _wrap(name: str, hook: Callable[..., Any]) -> None:
 
 
 def _wrap_config_from_dict() -> None:
-    """Make old Transformers honour the implementation that is written in ``config.json``, as newer ones do."""
     original: Any = PreTrainedConfig.__dict__["from_dict"].__func__
 
     @classmethod  # type: ignore[misc]
     def from_dict(cls: Any, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        if kwargs.get("attn_implementation") is None and config_dict.get("attn_implementation") == IMPLEMENTATION:
-            kwargs["attn_implementation"] = IMPLEMENTATION
-        return original(cls, config_dict, **kwargs)
+        return pretrained.config_from_dict(functools.partial(original, cls), config_dict, **kwargs)
 
     PreTrainedConfig.from_dict = from_dict  # type: ignore[method-assign, assignment]
-
-
-def _post_init(original: Callable[..., Any], model: PreTrainedModel) -> Any:
-    """Attach empty features before a checkpoint is loaded, or let the checkpoint's features be ignored."""
-    if model.config._attn_implementation == IMPLEMENTATION:
-        prepare_for_loading(model)
-    elif getattr(model.config, "favorpp", None) is not None:
-        ignore_features(model)
-    return original()
-
-
-def _initialize_weights(
-    original: Callable[..., Any], model: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any
-) -> Any:
-    """Draw the projections that no checkpoint brought; the original fills everything else."""
-    if not isinstance(module, FavorppFeatures):
-        return original(module, *args, **kwargs)
-    loaded = {name for name, buffer in module.named_buffers() if getattr(buffer, "_is_hf_initialized", False)}
-    calibration = {name for name, _ in module.named_buffers() if name in CALIBRATION_BUFFERS}
-    if calibration and calibration <= loaded:
-        module.calibrated = True
-    elif missing := sorted(calibration - loaded) if calibration & loaded else []:
-        raise CheckpointError(
-            f"the checkpoint holds a calibration of layer {module.layer}, but not its favorpp.{missing[0]}; save it "
-            f"again with save_pretrained, or load it with attn_implementation='sdpa' and convert it anew."
-        )
-    else:
-        module.forget_calibration_()
-    if module.config.recalibrate is not None:
-        module.moments = module.moments.double()
-        if "moments" not in loaded or "calibration_index" not in loaded:
-            module.moments.zero_()
-            module.calibration_index.zero_()
-    if "omega" not in loaded:
-        module.redraw_(int(module.draw_index) if "draw_index" in loaded else 0)
-    elif "draw_index" not in loaded:
-        raise CheckpointError(
-            f"the checkpoint holds favorpp.omega of layer {module.layer} but not its favorpp.draw_index; save it "
-            f"again with save_pretrained, or delete both to draw anew from the seed."
-        )
-    return None
-
-
-def _refuse_mismatched_keys(
-    original: Callable[..., Any], model: PreTrainedModel, loading_info: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Name a tensor that contradicts the configuration; Transformers would name it in its log only."""
-    mismatched = {key for key in getattr(loading_info, "mismatched_keys", ()) if re.search(KEY_PATTERN, key[0])}
-    if mismatched:
-        loading_info.mismatched_keys -= mismatched  # Transformers raises an error of its own for what is left here
-        name, stored, expected = min(mismatched)
-        raise CheckpointError(
-            f"{name} has shape {tuple(stored)} in the checkpoint, but by its configuration (config.favorpp) it must "
-            f"be {tuple(expected)}. Restore the option that was changed, such as num_features. To choose new options, "
-            f"load with attn_implementation='sdpa' and call convert_to_favorpp(model, config)."
-        )
-    return original(loading_info, *args, **kwargs)
-
-
-def _save_pretrained(original: Callable[..., Any], model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    """Write the implementation into ``config.json``, from where Transformers itself would strip it."""
-    # Without it a plain reload would be softmax, silently. With it, loading without this package raises.
-    if model.config._attn_implementation != IMPLEMENTATION or not converted_layers(model):
-        return original(*args, **kwargs)
-    model.config.attn_implementation = IMPLEMENTATION
-    try:
-        return original(*args, **kwargs)
-    finally:
-        del model.config.attn_implementation

@@ -26,6 +26,7 @@ ORDER = (
     "report",
     "convert",
     "attention_maps",
+    "pretrained",
     "registration",
     "training",
 )

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from test_composite_models import TEXTS, TOWERS
 from test_media_families import MEDIA_MODELS
 from tiny_models import (
     PAD,
@@ -16,7 +17,15 @@ from tiny_models import (
     tiny_model,
     token_batch,
 )
-from transformers import AutoConfig, AutoModel, BertModel, EncoderDecoderConfig, EncoderDecoderModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
 
 from hf_favorpp import FavorppConfig, FavorppError, convert_to_favorpp, revert_to_softmax
 from hf_favorpp.errors import UnsupportedModelError
@@ -33,7 +42,7 @@ def relative_error(estimate, target):
 
 
 def test_the_table_of_tiny_models_names_every_supported_model_type():
-    assert {*TINY_MODELS, *MEDIA_MODELS} == set(supported_model_types())
+    assert {*TINY_MODELS, *MEDIA_MODELS, *TOWERS, *TEXTS} == set(supported_model_types())
 
 
 @every_family
@@ -281,7 +290,7 @@ def test_a_family_without_a_linear_form_is_refused_for_its_reason_and_left_as_it
     with pytest.raises(UnsupportedModelError, match=REASONS[model_type]) as error:
         convert_to_favorpp(model)
     assert str(error.value).startswith(f"{model_type} cannot be converted: ")
-    assert "Convertible model types: albert, bert, camembert" in str(error.value)
+    assert "Convertible model types: albert, audio-spectrogram-transformer, beit, bert" in str(error.value)
     assert fingerprint(model) == before
 
 
@@ -320,18 +329,42 @@ def test_a_model_that_does_not_use_the_attention_interface_is_refused_and_left_a
     assert fingerprint(model) == before
 
 
-def test_a_model_made_of_several_models_is_refused_and_its_encoder_converts():
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(
-        tiny_config("bert"), tiny_config("bert", is_decoder=True, add_cross_attention=True)
-    )
-    model, batch = EncoderDecoderModel(config).eval(), token_batch(9, 5)
-    before = fingerprint(model)
-    with pytest.raises(UnsupportedModelError, match=r"made of several models.*convert_to_favorpp\(model\.encoder\)"):
-        convert_to_favorpp(model)
-    assert fingerprint(model) == before
-
+@pytest.mark.parametrize("own", ["in the whole one", "of the parts"])
+def test_of_a_model_made_of_several_the_encoder_is_converted_and_the_decoder_named(own, caplog, tmp_path):
+    encoder, decoder = tiny_config("bert"), tiny_config("bert", is_decoder=True, add_cross_attention=True)
+    if own == "in the whole one":
+        model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)).eval()
+    else:
+        model = EncoderDecoderModel(encoder=BertModel(encoder), decoder=BertLMHeadModel(decoder)).eval()
+    batch = token_batch(9, 5)
     inputs = {**batch, "decoder_input_ids": batch["input_ids"]}
+    before = fingerprint(model)
     with torch.no_grad():
         softmax = model(**inputs).logits
+        caplog.clear()
+        convert_to_favorpp(model, SMALL)
+        converted = model(**inputs).logits
+        assert caplog.messages == [
+            "converted 2 of 4 attention layers; the others stay softmax.",
+            "decoder stays softmax: it belongs to a decoder; only encoder self-attention is converted.",
+        ]
+        assert fingerprint(revert_to_softmax(model)) == before
+        assert torch.equal(model(**inputs).logits, softmax)
+        assert not torch.allclose(converted, softmax)
         convert_to_favorpp(model.encoder, SMALL)
-        assert not torch.allclose(model(**inputs).logits, softmax)
+        assert torch.equal(model(**inputs).logits, converted)
+        model.save_pretrained(tmp_path)
+        loaded, report = EncoderDecoderModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values())
+        assert torch.equal(loaded(**inputs).logits, converted)
+
+
+def test_a_layer_whose_configuration_is_not_that_of_the_model_is_refused():
+    model = tiny_model("bert", AutoModelForSequenceClassification)
+    model.bert.encoder.layer[1].attention.self.config = tiny_config("roberta")
+    before = fingerprint(model)
+    with pytest.raises(
+        UnsupportedModelError, match=r"made of several models, and bert\.encoder\.layer\.1\..*convert that"
+    ):
+        convert_to_favorpp(model)
+    assert fingerprint(model) == before

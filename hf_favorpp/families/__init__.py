@@ -1,4 +1,4 @@
-"""The model families that can be converted, one small file of data and checks each."""
+"""The model families that can be converted, one small file of data and checks for each kind of attention module."""
 
 from hf_favorpp.families.family import Family
 from hf_favorpp.families.refused import REFUSED

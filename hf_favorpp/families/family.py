@@ -20,11 +20,18 @@ class Family:
 
     Attributes:
         model_types: Values of ``config.model_type``.
-        attention_classes: Class names of the modules that call the attention interface.
+        attention_classes: Class names of the modules that call the attention interface. Where families share one,
+            the model type tells them apart.
         geometry: Returns (num_heads, head_dim) of such a module.
         dropout_option: Name of the config option that holds the dropout rate of attention weights.
         stays_softmax: Returns why a module is left on softmax, or None where it can be converted.
-        grid: Returns how a number of tokens lies in an image; None for families without images.
+        optional_part: Name of a submodule that is converted only where ``FavorppConfig.layers`` names its layers, such
+            as ``decoder``; None for no such part.
+        reads_padding: Whether something is read from padded positions, which are then served as queries.
+        grid: Returns how a number of tokens lies in an image, or raises ``InputError``; None for families without
+            images.
+        no_tiles: Returns why a module cannot have exact tiles of (rows, columns), or None where it can; None where
+            ``grid`` says it all.
     """
 
     model_types: tuple[str, ...]
@@ -32,20 +39,29 @@ class Family:
     geometry: Callable[[nn.Module], tuple[int, int]]
     dropout_option: str
     stays_softmax: Callable[[nn.Module], str | None] = _causal_stays
+    optional_part: str | None = None
+    reads_padding: bool = False
     grid: Callable[[nn.Module, int], Grid] | None = None
+    no_tiles: Callable[[nn.Module, tuple[int, int]], str | None] | None = None
 
 
-def attribute(path: str) -> Callable[[nn.Module], int]:
+def attribute(*paths: str) -> Callable[[nn.Module], int]:
     """Return a reader of one integer of a module, such as ``config.num_attention_heads``.
 
     Args:
-        path: Dotted attribute path.
+        *paths: Dotted attribute paths, of which the first that a module has is read.
 
     Returns:
         A function from a module to the integer.
     """
 
     def read(module: nn.Module) -> int:
+        for path in paths[:-1]:
+            if hasattr(module, path):
+                return follow(module, path)
+        return follow(module, paths[-1])
+
+    def follow(module: nn.Module, path: str) -> int:
         value: object = module
         for name in path.split("."):
             value = getattr(value, name)
@@ -55,15 +71,15 @@ def attribute(path: str) -> Callable[[nn.Module], int]:
     return read
 
 
-def geometry(num_heads: str, head_dim: str) -> Callable[[nn.Module], tuple[int, int]]:
-    """Return a reader of (num_heads, head_dim) from two attribute paths.
+def geometry(num_heads: str, *head_dim: str) -> Callable[[nn.Module], tuple[int, int]]:
+    """Return a reader of (num_heads, head_dim) from attribute paths.
 
     Args:
         num_heads: Path of H.
-        head_dim: Path of d.
+        *head_dim: Path of d, or several of which a module has one.
 
     Returns:
         A function from an attention module to (H, d).
     """
-    heads, dim = attribute(num_heads), attribute(head_dim)
+    heads, dim = attribute(num_heads), attribute(*head_dim)
     return lambda module: (heads(module), dim(module))

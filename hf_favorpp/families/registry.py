@@ -2,20 +2,30 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from hf_favorpp.families.albert import ALBERT
 from hf_favorpp.families.bert import BERT
+from hf_favorpp.families.clip import CLIP, CLIP_TEXT, SIGLIP, SIGLIP2, SIGLIP_TEXT
 from hf_favorpp.families.distilbert import DISTILBERT
 from hf_favorpp.families.family import Family
+from hf_favorpp.families.masked import VIDEOMAE, VIT_MAE
 from hf_favorpp.families.modernbert import MODERNBERT
 from hf_favorpp.families.rotary import EUROBERT, NOMIC_BERT
-from hf_favorpp.families.vit import VIT
+from hf_favorpp.families.vit import AST, BEIT, DEIT, DINOV3, IJEPA, VIT
 from hf_favorpp.families.wav2vec2 import WAV2VEC2
+from hf_favorpp.nn import FavorppFeatures
 
-FAMILIES: tuple[Family, ...] = (BERT, DISTILBERT, ALBERT, EUROBERT, NOMIC_BERT, MODERNBERT, VIT, WAV2VEC2)
-_BY_CLASS = {name: family for family in FAMILIES for name in family.attention_classes}
+FAMILIES: tuple[Family, ...] = (
+    *(BERT, DISTILBERT, ALBERT, EUROBERT, NOMIC_BERT, MODERNBERT),
+    *(VIT, DEIT, IJEPA, BEIT, DINOV3, VIT_MAE, VIDEOMAE, AST),
+    *(CLIP, SIGLIP, SIGLIP2, SIGLIP_TEXT),
+    WAV2VEC2,
+)
+_ALWAYS_SOFTMAX = (CLIP_TEXT,)
+"""Parts of models whose other parts can be converted: known, so that their layers are counted and the reason told."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,32 @@ class AttentionLayer:
         """
         return self.family.stays_softmax(self.module)
 
+    def left_out(self) -> str | None:
+        """Return why this layer stays softmax where ``FavorppConfig.layers`` does not name it.
+
+        Returns:
+            The reason, or None where it is converted.
+        """
+        if self.optional:
+            return f"it is in the {self.family.optional_part}, converted only where FavorppConfig(layers=...) names it"
+        return self.stays_softmax()
+
+    @property
+    def config(self) -> Any:
+        """The configuration of Transformers that the module reads."""
+        return getattr(self.module, "config", None)
+
+    @property
+    def features(self) -> FavorppFeatures | None:
+        """What a conversion attached; None where the layer attends by softmax."""
+        features = getattr(self.module, "favorpp", None)
+        return features if isinstance(features, FavorppFeatures) else None
+
+    @property
+    def optional(self) -> bool:
+        """Whether it is in a part of the model that need not be converted."""
+        return self.family.optional_part in self.name.split(".")
+
 
 def attention_layers(model: nn.Module) -> Iterator[AttentionLayer]:
     """Find the attention modules of known families, a module shared by several layers once.
@@ -52,9 +88,12 @@ def attention_layers(model: nn.Module) -> Iterator[AttentionLayer]:
     Yields:
         The layers in the order of ``model.named_modules()``.
     """
-    found = ((name, module) for name, module in model.named_modules() if type(module).__name__ in _BY_CLASS)
-    for index, (name, module) in enumerate(found):
-        yield AttentionLayer(index, name, module, _BY_CLASS[type(module).__name__])
+    index = 0
+    for name, module in model.named_modules():
+        family = _family_of(module)
+        if family is not None and not any(_family_of(part) for part in module.modules() if part is not module):
+            yield AttentionLayer(index, name, module, family)
+            index += 1
 
 
 def supported_model_types() -> tuple[str, ...]:
@@ -64,3 +103,22 @@ def supported_model_types() -> tuple[str, ...]:
         Sorted names.
     """
     return tuple(sorted(model_type for family in FAMILIES for model_type in family.model_types))
+
+
+def _family_of(module: nn.Module) -> Family | None:
+    families = _BY_CLASS.get(type(module).__name__, ())
+    if len(families) > 1:
+        model_type = getattr(getattr(module, "config", None), "model_type", None)
+        families = tuple(family for family in families if model_type in family.model_types)
+    return families[0] if families else None
+
+
+def _by_class() -> dict[str, tuple[Family, ...]]:
+    known: dict[str, tuple[Family, ...]] = {}
+    for family in (*FAMILIES, *_ALWAYS_SOFTMAX):
+        for name in family.attention_classes:
+            known[name] = (*known.get(name, ()), family)
+    return known
+
+
+_BY_CLASS = _by_class()

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TINY_OPTIONS = {
     "bert": {**SIZES, "vocab_size": 50, "initializer_range": 0.2},
-    **dict.fromkeys(("vit", "vit-small"), {**SIZES, "patch_size": 8, "initializer_range": 0.2}),
+    **{name: {**SIZES, "patch_size": 8, "initializer_range": 0.2} for name in ("vit", "vit-small")},
     "wav2vec2": {
         **SIZES,
         "conv_dim": (16, 16),

@@ -37,8 +37,8 @@ _TILES = {
     ("key_gradient", True): (_T(32, 64, 16, 4, 3), _T(32, 64, 16, 8, 2), _T(32, 32, 16, 8, 1)),
     ("key_gradient", False): (_T(32, 32, 16, 8, 2), _T(16, 16, 16, 8, 1), _T(16, 16, 16, 8, 1)),
 }
-"""Chosen so that at most some 40 bytes of a program spill, nothing at all with vectors of 64 in half precision on sm_80
-and sm_90; but for float32 vectors of more than 128 numbers (recipes/results/kernels)."""
+"""Chosen so that nothing spills with vectors of 64 numbers in half precision on sm_80 and sm_90, and 40 bytes at most
+elsewhere, but for float32 vectors of more than 128 numbers (recipes/results/kernels)."""
 
 
 def attend_tiles(kernel: str, dtype: torch.dtype, width: int, block: int) -> AttendTiles:
