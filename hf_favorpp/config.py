@@ -63,8 +63,8 @@ class FavorppConfig:
     """How attention is replaced. The defaults are what was measured to be best; :meth:`paper` is FAVOR++ as published.
 
     It pays with long inputs. On 2 CPU cores, with 12 heads of 64 and 128 features, attention alone is faster than
-    PyTorch's ``scaled_dot_product_attention`` from about 480 tokens on, forward and backward from 370
-    (recipes/benchmark.py); with ``exact_window=64`` from 1300 and 1000. On a GPU it was not timed.
+    PyTorch's ``scaled_dot_product_attention`` from about 450 tokens on, forward and backward from 360
+    (recipes/benchmark.py); with ``exact_window=64`` from 960 and 860. On a GPU it was not timed.
 
     Attributes:
         num_features: M, the number of random projections per head, >= 1. Cost grows linearly with it, the variance
