@@ -1,26 +1,20 @@
-"""The model of glue.py: found, built with a head for the task, converted, and checked after saving."""
+"""The model of glue.py: found, and built with a head for the task."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import set_seed
 from glue_arguments import GlueArguments
 from glue_data import TASKS
-from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from uptraining import ModelError, favorpp_config
 
-from hf_favorpp import FavorppConfig, RedrawSchedule, convert_to_favorpp
+from hf_favorpp import convert_to_favorpp
 
 QUICKSTART_MODEL = "all-MiniLM-L6-v2"
-
-
-class ModelError(RuntimeError):
-    """The model or its surroundings are not what the recipe needs."""
 
 
 def resolve_model(name_or_path: str) -> str:
@@ -69,47 +63,3 @@ def build_model(args: GlueArguments, source: str) -> PreTrainedModel:
         dtype=torch.float32,
     )
     return model if args.attention == "softmax" else convert_to_favorpp(model, favorpp_config(args))
-
-
-def favorpp_config(args: GlueArguments) -> FavorppConfig:
-    """Return the library's configuration; what the arguments leave open keeps the library's default."""
-    options: dict[str, Any] = args.feature_arguments()
-    for name in ("redraw", "recalibrate"):
-        every, until = options.pop(f"{name}_every", None), options.pop(f"{name}_until", None)
-        options[name] = None if every is None else RedrawSchedule(every=every, until=until)
-    return FavorppConfig(kernel=args.attention, seed=args.seed, **options)
-
-
-def make_optimizer(args: GlueArguments, model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW over the trainable parameters; biases and norms, which have one dimension, do not decay."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [weight for weight in trainable if weight.ndim > 1], "weight_decay": args.weight_decay},
-        {"params": [weight for weight in trainable if weight.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=args.learning_rate, fused=True)
-
-
-@torch.no_grad()
-def check_reloaded(model: PreTrainedModel, folder: Path, batch: dict[str, Tensor]) -> None:
-    """Load the saved model back and compare its predictions with those of the model in memory.
-
-    Args:
-        model: As trained, in memory.
-        folder: Where it was saved.
-        batch: A validation batch.
-
-    Raises:
-        ModelError: If any logit differs.
-    """
-    reloaded = AutoModelForSequenceClassification.from_pretrained(folder).to(model.device)
-    inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
-    # Copies, because loaded weights lie in the file's memory map, and their alignment there changes the last bit of
-    # a matrix product.
-    before, after = (copy.deepcopy(each).eval()(**inputs).logits for each in (model, reloaded))
-    if not torch.equal(before, after):
-        raise ModelError(
-            f"the model loaded back from {folder} does not predict what the trained one does: logits differ by up to "
-            f"{(before - after).abs().max().item():.3g}."
-        )
-    print(f"loaded back from {folder} with from_pretrained: the same logits on {len(before)} validation rows")

@@ -194,6 +194,8 @@ class _Run:
         accelerator, progress = self.accelerator, self.progress
         self.model.train()
         self.loader.set_epoch(progress.epoch)
+        if hasattr(self.loader.dataset, "set_epoch"):  # Accelerate tells the sampler or the dataset, not always both
+            self.loader.dataset.set_epoch(progress.epoch)
         self._seed()  # workers of the data loader derive their seeds from the global state
         loader = self.loader
         if progress.batches_in_epoch:
@@ -232,7 +234,7 @@ class _Run:
             self.on_step_end(self.model, progress.completed_steps)
         self.bar.update()
         if progress.completed_steps % self.settings.log_every == 0:
-            values = {"loss": loss.item(), "learning_rate": self.scheduler.get_last_lr()[0]}
+            values = {"loss": loss.item(), "learning_rate": max(self.scheduler.get_last_lr())}
             self.bar.set_postfix(values)
             self.accelerator.log(values, step=progress.completed_steps)
         if isinstance(every, int) and progress.completed_steps % every == 0:

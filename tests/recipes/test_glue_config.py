@@ -12,9 +12,9 @@ import yaml
 from command_line import parse_arguments
 from glue_arguments import GlueArguments
 from glue_metrics import METRICS
-from glue_model import ModelError, favorpp_config, resolve_model
-from glue_report import MEASUREMENTS
+from glue_model import resolve_model
 from tiny_glue import ROOT
+from uptraining import ModelError, favorpp_config
 
 CONFIGS = sorted((ROOT / "configs" / "glue").glob("*.yaml"))
 PUBLISHED = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"}
@@ -51,7 +51,7 @@ def test_two_steps_of_every_config(path, tiny_bert, glue_dir, review_archive, tm
     suffixes = ("", "_mm") if task == "mnli" else ("",)
     assert set(results["metrics"]) == {name + suffix for name in METRICS[task] for suffix in suffixes}
     assert results["completed_steps"] == 2
-    assert all(results[key] > 0 for key in MEASUREMENTS)
+    assert all(results[key] > 0 for key in glue.MEASUREMENTS)
     assert results["arguments"]["task_name"] == task
     assert {"torch", "transformers"} <= set(results["versions"])
     assert {"cpu", "cores", "threads", "gpus"} <= set(results["hardware"])

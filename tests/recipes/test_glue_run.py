@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import glue
 import pytest
 import torch
-from glue_model import ModelError
+import uptraining
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
+from uptraining import ModelError
 
 # Runs glue.py and kills the process with SIGKILL after so many optimizer steps of the run in the given folder.
 KILLED_RUN = """
@@ -210,13 +211,13 @@ def test_pushing_makes_the_repository_first_and_leaves_checkpoints_at_home(tiny_
 @pytest.mark.usefixtures("one_thread")
 def test_the_one_thread_that_accelerate_launch_leaves_on_a_cpu_becomes_all_cores(monkeypatch):
     processes = SimpleNamespace(device=torch.device("cpu"), num_processes=2)
-    monkeypatch.setattr(glue, "available_cores", lambda: 6)
+    monkeypatch.setattr(uptraining, "available_cores", lambda: 6)
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     torch.set_num_threads(1)
-    glue.set_threads(None, processes)
+    uptraining.set_threads(None, processes)
     assert torch.get_num_threads() == 1, "the environment of a plain python is respected"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    glue.set_threads(None, processes)
+    uptraining.set_threads(None, processes)
     assert torch.get_num_threads() == 3
-    glue.set_threads(2, processes)
+    uptraining.set_threads(2, processes)
     assert torch.get_num_threads() == 2

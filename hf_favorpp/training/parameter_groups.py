@@ -1,0 +1,47 @@
+"""AdamW's parameter groups: what decays, and how fast each layer learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hf_favorpp.training.depth import parameter_depths
+
+
+def parameter_groups(
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    *,
+    layer_decay: float | None = None,
+    no_decay: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters; biases and norms, which have one dimension, do not decay.
+
+    Args:
+        model: Frozen parameters are left out.
+        learning_rate: Of the head, and of everything without ``layer_decay``.
+        weight_decay: Of matrices and kernels.
+        layer_decay: Factor between the learning rates of neighbouring layers, in (0, 1]: with L layers the embeddings
+            learn with ``layer_decay**(L + 1)``, layer i with ``layer_decay**(L - i)`` and the head with 1 times the
+            learning rate. None is one rate for all.
+        no_decay: Further parameters that do not decay, by the last part of their names.
+
+    Returns:
+        Groups for the optimizer, each with ``lr`` and ``weight_decay``; the first is never empty.
+
+    Source:
+        Bao et al. 2021, BEiT, arXiv:2106.08254; He et al. 2021, MAE, arXiv:2111.06377, appendix A.1.
+    """
+    depths = {} if layer_decay is None else parameter_depths(model)
+    top = max(depths.values(), default=0)
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = parameter.ndim > 1 and name.rpartition(".")[2] not in no_decay
+            depth = depths.get(name, 0)
+            rate = learning_rate * (layer_decay or 1.0) ** (top - depth)
+            options = {"params": [], "lr": rate, "weight_decay": weight_decay if decays else 0.0}
+            groups.setdefault((depth, not decays), options)["params"].append(parameter)
+    return [groups[key] for key in sorted(groups)]
