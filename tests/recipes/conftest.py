@@ -1,4 +1,4 @@
-"""A tiny random BERT and made-up data: nothing here needs a network or another's text."""
+"""Tiny random models and made-up data: nothing here needs a network or what others wrote or photographed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import movie_reviews
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tiny_glue import (
     write_review_archive,
     write_tsv,
 )
+from tiny_images import tiny_vision_model, write_folder, write_hub_folder
 from transformers import BertConfig, BertModel, BertTokenizer
 
 
@@ -81,3 +83,33 @@ def review_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(movie_reviews, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
     monkeypatch.setattr(movie_reviews.constants, "HF_HOME", str(cache.parent))
     return archive
+
+
+@pytest.fixture(autouse=True)
+def _no_pause_after_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library datasets waits five seconds where a stream is left before its end."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes in folders: "train" with 24 images, "validation" with 12 others."""
+    folder = tmp_path_factory.mktemp("photos")
+    write_folder(folder / "train", 4)
+    write_folder(folder / "validation", 2, first=4)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hub_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images as a data set on the Hub has them."""
+    return write_hub_folder(tmp_path_factory.mktemp("hub-photos"), photos)
+
+
+@pytest.fixture(scope="session")
+def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random Vision Transformers, saved, by kind."""
+    folder = tmp_path_factory.mktemp("tiny-vision")
+    for kind in ("vit", "classifier", "mae", "dinov2"):
+        tiny_vision_model(kind).save_pretrained(folder / kind)
+    return {path.name: path for path in folder.iterdir()}
