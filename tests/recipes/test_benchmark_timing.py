@@ -125,7 +125,8 @@ def test_a_contestant_may_fail_in_a_later_round():
             out_of_memory()
         time.sleep(0.01)
 
-    found = run(Race(CPU, say=lambda text: None), 8, contestant("a", sometimes), contestant("b", sleeper(0.01)))
+    race = Race(CPU, seconds_per_length=0.5, say=lambda text: None)
+    found = run(race, 8, contestant("a", sometimes), contestant("b", sleeper(0.01)))
     assert found["a"].reason == "out of memory"
     assert found["a"].median_ms is None
     assert found["b"].median_ms >= 10
