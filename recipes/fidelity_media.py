@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 RECORDINGS = (".wav", ".flac")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SHORTEST_SIDE = 256 / 224
 """Of an image before its centre is cut out, in sides of what is cut out."""
 SAMPLING_RATE = 16_000
@@ -77,7 +77,11 @@ def image_preparation(source: str, model: PreTrainedModel) -> tuple[Prepare, Seq
         processor = AutoImageProcessor.from_pretrained(source)
     except (OSError, ValueError):
         print(f"{source} has no image processor: resized, centre cut out, normalised as for ImageNet")
-        return partial(_prepare_image, size=_image_size(model), dtype=model.dtype), MEAN, STD
+        return (
+            partial(_prepare_image, size=_image_size(model), dtype=model.dtype),
+            IMAGENET_DEFAULT_MEAN,
+            IMAGENET_DEFAULT_STD,
+        )
     prepare = partial(_process_image, processor=processor, dtype=model.dtype)
     if not processor.do_normalize:
         return prepare, (0.0,) * 3, (1.0,) * 3
@@ -163,7 +167,7 @@ def _prepare_image(path: Path, size: tuple[int, int], dtype: torch.dtype) -> dic
     image = image.resize((round(scale * image.width), round(scale * image.height)), Image.Resampling.BICUBIC)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.float32) / 255
-    normalised = torch.from_numpy((pixels - np.float32(MEAN)) / np.float32(STD))
+    normalised = torch.from_numpy((pixels - np.float32(IMAGENET_DEFAULT_MEAN)) / np.float32(IMAGENET_DEFAULT_STD))
     return {"pixel_values": normalised.permute(2, 0, 1).contiguous().to(dtype)}
 
 

@@ -20,12 +20,12 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from uptraining import ModelError, favorpp_config
 
 from hf_favorpp import convert_to_favorpp
 from hf_favorpp.training.drop_path import add_drop_path
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 NO_DECAY = ("position_embeddings", "cls_token", "distillation_token", "mask_token")
 """Parameters of more than one dimension that do not decay, as in timm and MAE."""
 
@@ -33,7 +33,7 @@ NO_DECAY = ("position_embeddings", "cls_token", "distillation_token", "mask_toke
 class Normalisation:
     """From bytes to what a model takes, on the model's device."""
 
-    def __init__(self, mean: Any = MEAN, std: Any = STD) -> None:
+    def __init__(self, mean: Any = IMAGENET_DEFAULT_MEAN, std: Any = IMAGENET_DEFAULT_STD) -> None:
         """Keep mean and standard deviation of each channel, of pixels in [0, 1]."""
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
 
