@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 
 from hf_favorpp.errors import ConfigError
 
-KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig")
+KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "none")
 SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic", "trig")
-"""The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own."""
+"""The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own, ``none`` is none."""
 POSITIVE_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
 """Those of them whose features are positive, so that they stand beside exact logits in one softmax."""
 
@@ -73,6 +73,8 @@ class FavorppConfig:
         kernel: ``"favor++"`` (CRT Theorem 3.3), ``"favor+"`` (Performer Lemma 1), and for comparison
             ``"favor+hyperbolic"`` (Performer Lemma 1, second form), ``"trig"`` (random Fourier features), ``"relu"``
             (Performer-ReLU) and ``"elu"`` (elu + 1, Katharopoulos et al. 2020). The last two do not estimate softmax.
+            ``"none"`` has no features at all: a query sees its exact neighbourhood and nothing else, which tells what
+            the features beside a neighbourhood are worth.
         projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms), ``"antithetic"`` (half as
             many of those, and their negatives) or ``"iid"``. None chooses ``"antithetic"`` with ``"diagonal"`` and
             ``"full"`` of each sequence, where it was measured to be closer to softmax at the same cost, else
@@ -301,7 +303,8 @@ def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: ob
         Whether there is a neighbourhood at all.
 
     Raises:
-        ConfigError: A size is negative or not an integer, or ``kernel`` has no positive features for softmax.
+        ConfigError: A size is negative or not an integer, ``kernel`` has no positive features for softmax, or it is
+            ``"none"`` and there is no neighbourhood.
     """
     sides = exact_window if isinstance(exact_window, tuple) else (exact_window,)
     if isinstance(exact_window, tuple) and len(exact_window) != 2:
@@ -317,7 +320,12 @@ def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: ob
             f"exact_ends must be (0, 0) with a tile of patches, got {exact_ends!r}: the class token is exact for all."
         )
     neighbourhood = sides != (0,) or exact_ends != (0, 0)
-    if neighbourhood and kernel not in POSITIVE_KERNELS:
+    if kernel == "none" and not neighbourhood:
+        raise ConfigError(
+            "kernel='none' attends to the exact neighbourhood alone, and there is none: exact_window and exact_ends "
+            "are 0. Give one of them, or choose another kernel."
+        )
+    if neighbourhood and kernel not in (*POSITIVE_KERNELS, "none"):
         raise ConfigError(
             f"exact_window and exact_ends put exact logits beside features, so they need a kernel that estimates "
             f"softmax by positive features ({', '.join(POSITIVE_KERNELS)}), got kernel={kernel!r}."

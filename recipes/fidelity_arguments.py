@@ -9,15 +9,15 @@ from typing import Any, Literal
 from command_line import flag
 from fidelity_methods import METHODS, WINDOW, configuration, plan_runs
 
-Task = Literal["sts", "text", "far", "image", "audio"]
+Task = Literal["sts", "text", "far", "image", "probe", "audio"]
 DataType = Literal["float32", "bfloat16", "float16"]
 
-BATCH_SIZES = {"sts": 64, "text": 8, "far": 8, "image": 16, "audio": 1}
+BATCH_SIZES = {"sts": 64, "text": 8, "far": 8, "image": 16, "probe": 16, "audio": 1}
 MAX_LENGTHS = {"sts": 128, "text": 512, "far": 512}
 SHORTEST_FAR = 64
 LEAST = {
     **dict.fromkeys(("max_length", "max_samples", "calibration_samples", "batch_size", "seeds", "num_threads"), 1),
-    **dict.fromkeys(("num_features",), 1),
+    **dict.fromkeys(("num_features", "image_size", "training_samples"), 1),
     **dict.fromkeys(("exact_window", "exact_ends"), 0),
 }
 # Which runs there are, and how they are shown. Everything else must be the same when runs are added to a file.
@@ -42,17 +42,21 @@ class FidelityArguments:
         default="sts",
         metadata={
             "help": "What is compared. sts: sentence pairs with gold scores; text: documents; far: the trace that a "
-            "sentence leaves on a question far before it; image: patches and class token; audio: frames."
+            "sentence leaves on a question far before it; image: patches and class token; probe: these, and the "
+            "classes that a linear classifier finds by the class token; audio: frames."
         },
     )
     data_file: str | None = flag(
-        "sts: train.tsv of STS-B; text: JSON lines with `text`; far: dev.tsv of QNLI; image: folder of class folders; "
+        "sts: train.tsv of STS-B; text: JSON lines with `text`; far: dev.tsv of QNLI; image, probe: folder of class "
+        "folders; "
         "audio: folder of wav or flac files."
     )
     calibration_file: str | None = flag(
         "Of the same kind, to calibrate on. Without it the even rows of data_file calibrate (the first is row 0) and "
-        "the odd ones evaluate."
+        "the odd ones evaluate. probe trains on it too."
     )
+    training_samples: int | None = flag("probe: train on so many images, evenly spaced; None uses all.")
+    image_size: int | None = flag("image, probe: pixels of a side; None is the model's.")
     filler_file: str | None = flag("far: a long plain text, of which the documents consist otherwise.")
     max_length: int | None = flag(
         "Tokens after which a text is cut (default 128 for sts, 512 for text); far: exact tokens of a document (512); "
@@ -103,7 +107,7 @@ class FidelityArguments:
                 raise ValueError(f"--{name} must be at least {least}, got {value}.")
         if len(self.exact_ends) != 2:
             raise ValueError(f"--exact_ends must be two numbers, of first and of last tokens, got {self.exact_ends}.")
-        if len(self.exact_window) > (2 if self.task == "image" else 1):
+        if len(self.exact_window) > (2 if self.task in ("image", "probe") else 1):
             raise ValueError(
                 f"--exact_window must be a number of tokens, or for images rows and columns, got {self.exact_window}."
             )
@@ -125,8 +129,13 @@ class FidelityArguments:
             raise ValueError(f"--exact_window and --exact_ends are for methods with {WINDOW}; there is none.")
 
     def _require_task_takes(self) -> None:
-        if self.task == "image" and self.max_length is not None:
+        images = self.task in ("image", "probe")
+        if images and self.max_length is not None:
             raise ValueError("--max_length has no meaning for images.")
+        if self.image_size is not None and not images:
+            raise ValueError(f"--image_size is for --task image and probe, not {self.task}.")
+        if self.training_samples is not None and self.task != "probe":
+            raise ValueError("--training_samples is for --task probe.")
         if self.task == "audio" and self.batch_size not in (None, 1):
             raise ValueError(f"audio is measured one recording at a time, got --batch_size {self.batch_size}.")
         if self.task == "far" and self.max_length is not None and self.max_length < SHORTEST_FAR:
@@ -135,7 +144,8 @@ class FidelityArguments:
             raise ValueError("--filler_file is for --task far.")
         if self.report_only:
             return
-        for name in ("data_file", "filler_file") if self.task == "far" else ("data_file",):
+        more = {"far": ("filler_file",), "probe": ("calibration_file",)}
+        for name in ("data_file", *more.get(self.task, ())):
             if getattr(self, name) is None:
                 raise ValueError(f"--task {self.task} needs --{name}.")
 

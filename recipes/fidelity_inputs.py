@@ -28,12 +28,17 @@ class Inputs:
     Attributes:
         evaluation: Batches as the model takes them, some with :data:`POOL` beside.
         calibration: Batches of other rows, without it.
-        gold: Scores of sentence pairs, which are two sequences each, in the order of ``evaluation``; else None.
+        gold: Scores of sentence pairs, which are two sequences each, or classes of images, in the order of
+            ``evaluation``; else None.
+        training: Images to train probes on; else None.
+        training_gold: Their classes, in that order.
     """
 
     evaluation: DataLoader[Any]
     calibration: DataLoader[Any]
     gold: Tensor | None = None
+    training: DataLoader[Any] | None = None
+    training_gold: Tensor | None = None
 
 
 def split(

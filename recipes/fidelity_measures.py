@@ -1,4 +1,4 @@
-"""What fidelity.py compares: mean-pooled embeddings, differences of them, or the hidden states themselves."""
+"""What fidelity.py compares: mean-pooled embeddings, differences of them, hidden states, or what probes see there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import torch
 from fidelity_inputs import POOL, Inputs
 from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
@@ -26,9 +29,13 @@ def features_of(model: PreTrainedModel, inputs: Inputs) -> list[Tensor]:
         inputs: Of the task.
 
     Returns:
-        One tensor a batch, float32 on the CPU: mean-pooled hidden states, (B, D), or all of them, (B, L, D).
+        One tensor a batch, float32 on the CPU: mean-pooled hidden states, (B, D), or all of them, (B, L, D). Before
+        them the class tokens of images to train on, (B, D).
     """
     features = []
+    for batch in inputs.training or ():
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        features.append(model(**batch).last_hidden_state[:, 0].float().cpu())
     for batch in inputs.evaluation:
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         pool = batch.pop(POOL, None)
@@ -63,17 +70,40 @@ def scores_of(
         case "far":
             scores = _delta_scores(torch.cat(list(features)), torch.cat(list(softmax)))
         case "image":
-            special = _special_tokens(model, features[0].shape[1])
-            class_tokens, patches = slice(0, 1), slice(special, None)
-            scores = {
-                "patch_cosine": _mean_cosine([f[:, patches] for f in features], [s[:, patches] for s in softmax]),
-                "class_cosine": _mean_cosine(
-                    [f[:, class_tokens] for f in features], [s[:, class_tokens] for s in softmax]
-                ),
-            }
+            scores = _image_scores(features, softmax, model)
+        case "probe":
+            assert inputs.training is not None
+            first = len(inputs.training)
+            scores = _image_scores(features[first:], softmax[first:], model) | _probe_scores(features, softmax, inputs)
         case _:
             scores = {"frame_cosine": _mean_cosine(features, softmax)}
     return {name: value if math.isfinite(value) else None for name, value in scores.items()}
+
+
+def _image_scores(features: Sequence[Tensor], softmax: Sequence[Tensor], model: PreTrainedModel) -> dict[str, float]:
+    special = _special_tokens(model, features[0].shape[1])
+    tokens = {"patch_cosine": slice(special, None), "class_cosine": slice(0, 1)}
+    return {
+        name: _mean_cosine([f[:, which] for f in features], [s[:, which] for s in softmax])
+        for name, which in tokens.items()
+    }
+
+
+def _probe_scores(features: Sequence[Tensor], softmax: Sequence[Tensor], inputs: Inputs) -> dict[str, float]:
+    """Return the accuracies of the probe of softmax features, and of one trained on the features themselves."""
+    assert inputs.training is not None
+    assert inputs.training_gold is not None
+    assert inputs.gold is not None
+    first = len(inputs.training)
+    if not all(torch.isfinite(f).all() for f in features):
+        return {"zero_shot_accuracy": math.nan, "probe_accuracy": math.nan}
+    evaluated = torch.cat([f[:, 0] for f in features[first:]]).numpy()
+    accuracies = {}
+    for name, trained_on in (("zero_shot_accuracy", softmax), ("probe_accuracy", features)):
+        probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+        probe.fit(torch.cat(list(trained_on[:first])).numpy(), inputs.training_gold.numpy())
+        accuracies[name] = float(probe.score(evaluated, inputs.gold.numpy()))
+    return accuracies
 
 
 def spearman(embeddings: Tensor, gold: Tensor) -> float:

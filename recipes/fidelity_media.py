@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from fidelity_arguments import FidelityArguments
-from fidelity_inputs import FidelityError, Inputs, existing, split, stack
+from fidelity_inputs import FidelityError, Inputs, existing, split, spread, stack
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -60,6 +61,40 @@ def images(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inpu
     """
     prepare, _, _ = image_preparation(source, model)
     return _inputs(args, IMAGES, prepare)
+
+
+def classified_images(args: FidelityArguments, source: str, model: PreTrainedModel) -> Inputs:
+    """Find images in folders of one folder per class, to train probes on and to evaluate them.
+
+    Args:
+        args: Folders and sizes.
+        source: As for :func:`images`.
+        model: Tells dtype and image size.
+
+    Returns:
+        Batches, those that calibrate among those that train, and the classes.
+
+    Raises:
+        FidelityError: There are images of a class to evaluate and none to train on.
+    """
+    prepare, _, _ = image_preparation(source, model)
+    inputs = _inputs(args, IMAGES, prepare)
+    paths = find_files(existing(str(args.calibration_file), "calibration_file"), IMAGES)
+    training = spread(paths, args.training_samples)
+    names = sorted({path.parent.name for path in training})
+    assert isinstance(inputs.evaluation.dataset, Files)
+    evaluated = inputs.evaluation.dataset.paths
+    unknown = sorted({path.parent.name for path in evaluated} - set(names))
+    if unknown or len(names) < 2:
+        raise FidelityError(
+            f"a probe is trained on the classes {names} of --calibration_file"
+            + (f", and --data_file has images of {unknown}." if unknown else ": two or more are needed.")
+        )
+    loader = DataLoader(Files(training, prepare), args.batch_size, collate_fn=stack)
+    gold, training_gold = (
+        torch.tensor([names.index(path.parent.name) for path in part]) for part in (evaluated, training)
+    )
+    return replace(inputs, gold=gold, training=loader, training_gold=training_gold)
 
 
 def image_preparation(source: str, model: PreTrainedModel) -> tuple[Prepare, Sequence[float], Sequence[float]]:

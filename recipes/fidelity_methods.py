@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.attention.neighbourhood import neighbourhood_attention
-from hf_favorpp.attention.tiles import tile_neighbourhood
 from hf_favorpp.convert import plan_conversion
-from hf_favorpp.families.family import Family
 from hf_favorpp.registration import padding_mask
 
 WINDOW = "+window"
@@ -42,9 +39,6 @@ called random, choose their projections by the calibration too."""
 WITHOUT_DRAWS = ("elu",)
 """Methods that have neither a number of features nor a seed."""
 CONTROL_IMPLEMENTATION = "favorpp_fidelity_control"
-
-Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""Attends in place of a module: module, query, key, value (B, H, L, d each), key_mask (B, L) or None, scaling."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +101,23 @@ def configuration(run: Run, window: int | tuple[int, int], ends: tuple[int, int]
         ends: ``exact_ends`` of them.
 
     Returns:
-        The options; None for a control.
+        The options; None for the mean of the values, which is no attention.
 
     Raises:
         ValueError: There is no such method.
     """
-    if run.method in CONTROLS:
+    if run.method == UNIFORM:
         return None
     name = run.method.removesuffix(WINDOW)
+    if name == WINDOW_ONLY:
+        assert run.num_features is not None
+        if not run.windowed:
+            window, ends = run.num_features, (0, 0)
+        elif isinstance(window, tuple):
+            window = _tile(window[0] * window[1] + run.num_features)
+        else:
+            window += run.num_features
+        return FavorppConfig.paper(kernel="none", exact_window=window, exact_ends=ends)
     if name not in METHODS:
         raise ValueError(f"--methods must be of {', '.join(METHODS)}, some with {WINDOW}; got {run.method!r}.")
     options = dict(METHODS[name])
@@ -147,7 +150,7 @@ def attention_replaced(
     """
     config = configuration(run, window, ends)
     if config is None:
-        with _controlled(model, _control(model, run, window, ends)):
+        with _averaging(model):
             yield
         return
     convert_to_favorpp(model, config, calibration_data=calibration if run.calibrated else None)
@@ -157,73 +160,21 @@ def attention_replaced(
         revert_to_softmax(model)
 
 
-def uniform_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float
-) -> Tensor:
-    """Replace attention by the mean of the real values; see :data:`Attend`."""
+def uniform_attention(query: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Replace attention by the mean of the real values.
+
+    Args:
+        query: (B, H, Lq, d).
+        value: (B, H_kv, Lk, D).
+        key_mask: (B, Lk), bool, or None.
+
+    Returns:
+        (B, H, Lq, D).
+    """
     weights = value.new_ones(value.shape[0], value.shape[2]) if key_mask is None else key_mask.to(value.dtype)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(1)
     mean = torch.einsum("bl,bhld->bhd", weights, value).unsqueeze(2)
     return mean.repeat_interleave(query.shape[1] // value.shape[1], dim=1).expand(-1, -1, query.shape[2], -1)
-
-
-def window_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    scaling: float,
-    *,
-    window: int | tuple[int, int],
-    ends: tuple[int, int],
-    family: Family,
-) -> Tensor:
-    """Attend exactly to the own block and the ends, and to nothing else; see :data:`Attend`.
-
-    This is the library's exact neighbourhood with one feature that is 0.
-
-    Args:
-        module: Its attention module.
-        query: (B, H, L, d).
-        key: (B, H_kv, L, d).
-        value: (B, H_kv, L, D).
-        key_mask: (B, L), bool, or None.
-        scaling: Factor of the logits.
-        window: Tokens a block, or rows and columns of a tile of patches.
-        ends: First and last real tokens that every query sees; of a tile the special tokens are seen instead.
-        family: Of the module.
-
-    Returns:
-        (B, H, L, D), dtype of ``value``.
-    """
-    groups = query.shape[1] // key.shape[1]
-    x = query.float() * math.sqrt(scaling)
-    y = (key.float() * math.sqrt(scaling)).repeat_interleave(groups, dim=1)
-    v = value.float().repeat_interleave(groups, dim=1)
-    order = None
-    if isinstance(window, tuple):
-        assert family.grid is not None
-        order, window, ends = tile_neighbourhood(family.grid(module, x.shape[2]), window, x.device)
-        x, y, v = (t[:, :, order] for t in (x, y, v))
-    nothing = torch.full_like(x[..., :1], float("-inf"))
-    out = neighbourhood_attention(nothing, nothing, x, y, v, key_mask, window, ends).to(value.dtype)
-    return out if order is None else out[:, :, order.argsort()]
-
-
-def _control(model: PreTrainedModel, run: Run, window: int | tuple[int, int], ends: tuple[int, int]) -> Attend:
-    """Return the attention of a control: of the window that costs as much as the features beside it."""
-    if run.method == UNIFORM:
-        return uniform_attention
-    assert run.num_features is not None
-    if not run.windowed:
-        window, ends = run.num_features, (0, 0)
-    elif isinstance(window, tuple):
-        window = _tile(window[0] * window[1] + run.num_features)
-    else:
-        window += run.num_features
-    family = plan_conversion(model, FavorppConfig())[0].family
-    return functools.partial(window_attention, window=window, ends=ends, family=family)
 
 
 def _tile(area: int) -> tuple[int, int]:
@@ -235,11 +186,10 @@ def _tile(area: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _controlled(model: PreTrainedModel, attend: Attend) -> Generator[None]:
-    """Let ``attend`` take the place of softmax in those layers that a conversion would convert."""
+def _averaging(model: PreTrainedModel) -> Generator[None]:
+    """Let the mean of the values take the place of softmax in those layers that a conversion would convert."""
     modules = {id(layer.module) for layer in plan_conversion(model, FavorppConfig())}
-    forward = functools.partial(_control_forward, attend=attend, modules=modules)
-    AttentionInterface.register(CONTROL_IMPLEMENTATION, forward)
+    AttentionInterface.register(CONTROL_IMPLEMENTATION, functools.partial(_averaging_forward, modules=modules))
     AttentionMaskInterface.register(CONTROL_IMPLEMENTATION, padding_mask)
     previous = model.config._attn_implementation
     model.set_attn_implementation(CONTROL_IMPLEMENTATION)
@@ -249,7 +199,7 @@ def _controlled(model: PreTrainedModel, attend: Attend) -> Generator[None]:
         model.set_attn_implementation(previous)
 
 
-def _control_forward(
+def _averaging_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -258,7 +208,6 @@ def _control_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     *,
-    attend: Attend,
     modules: set[int],
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -269,5 +218,4 @@ def _control_forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     if attention_mask is not None and attention_mask.ndim == 4:
         attention_mask = attention_mask[:, 0, 0]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(module, query, key, value, attention_mask, scaling).transpose(1, 2), None
+    return uniform_attention(query, value, attention_mask).transpose(1, 2), None

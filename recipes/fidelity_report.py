@@ -72,6 +72,12 @@ SCORES: dict[str, tuple[Score, ...]] = {
         Score("patch_cosine", "cosine of patch features to softmax"),
         Score("class_cosine", "cosine of the class token to softmax"),
     ),
+    "probe": (
+        Score("zero_shot_accuracy", "accuracy of the probe of softmax features, %", 100, 1),
+        Score("probe_accuracy", "accuracy of a probe of the features themselves, %", 100, 1),
+        Score("patch_cosine", "cosine of patch features to softmax", drawn=False),
+        Score("class_cosine", "cosine of the class token to softmax", drawn=False),
+    ),
     "audio": (Score("frame_cosine", "cosine of frames to softmax"),),
 }
 """What is shown of each task; the titles are of tables and axes."""

@@ -138,6 +138,7 @@ def loop_settings(args: UptrainingArguments, output_dir: Path) -> LoopSettings:
         warmup_steps=args.num_warmup_steps,
         warmup_ratio=args.warmup_ratio,
         max_grad_norm=args.max_grad_norm,
+        evaluate_every=args.eval_steps,
         checkpoint_every=args.checkpoint_interval(),
         checkpoint_limit=args.checkpoint_limit,
         resume_from=args.resume_from_checkpoint,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from command_line import flag
 
-Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic"]
+Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic", "none"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 # The names are kept out of FavorppConfig where they are None, so that the library's defaults hold.
 FEATURE_ARGUMENTS = (
@@ -22,7 +22,7 @@ class UptrainingArguments:
     """Train a pretrained encoder on a task, with softmax attention or converted to random features."""
 
     LEAST: ClassVar[Mapping[str, tuple[float, str]]] = {
-        **dict.fromkeys(("num_threads", "max_train_samples", "max_eval_samples"), (1, "at least")),
+        **dict.fromkeys(("num_threads", "max_train_samples", "max_eval_samples", "eval_steps"), (1, "at least")),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, "at least")),
         **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs", "max_train_steps"), (1, "at least")),
         **dict.fromkeys(("checkpoint_limit", "calibration_samples"), (1, "at least")),
@@ -46,7 +46,8 @@ class UptrainingArguments:
     ignore_mismatched_sizes: bool = flag("Replace a head whose size differs.", False)
     # attention
     attention: Attention = field(
-        default="favor++", metadata={"help": "Softmax, or the random features that replace it."}
+        default="favor++",
+        metadata={"help": "Softmax, or the random features that replace it; none is the exact neighbourhood alone."},
     )
     num_features: int | None = flag("Random features per head; None is the library's default.")
     preconditioning: str | None = flag("None is the library's default; `none` is attention as published.")
@@ -79,6 +80,7 @@ class UptrainingArguments:
     warmup_ratio: float = flag("Warm-up as a share of all steps; used where num_warmup_steps is 0.", 0.0)
     max_grad_norm: float | None = flag("Clip the gradient's norm to this.")
     seed: int = flag("Of the head's weights, data order, dropout and features.", 42)
+    eval_steps: int | None = flag("Optimizer steps between evaluations, beside the one after each epoch.")
     num_threads: int | None = flag(
         "CPU threads of a process; None keeps those of the environment, or shares the cores where accelerate launch "
         "left one thread on a machine without a GPU."
@@ -106,6 +108,8 @@ class UptrainingArguments:
                 raise ValueError(f"--{name} must be {rule} {least}, got {value}.")
         if self.warmup_ratio >= 1:
             raise ValueError(f"--warmup_ratio must be below 1, got {self.warmup_ratio}.")
+        if self.attention == "none" and not (self.exact_window or any(self.exact_ends or ())):
+            raise ValueError("--attention none is the exact neighbourhood alone: give --exact_window or --exact_ends.")
         if self.twin and self.attention == "softmax":
             raise ValueError("--twin compares with softmax: choose another --attention, or --twin false.")
         for name in ("redraw", "recalibrate"):

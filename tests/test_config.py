@@ -130,7 +130,7 @@ def test_layers_and_ends_may_be_lists_and_are_sorted():
         ({"num_features": 64.0}, r"num_features must be an integer >= 1, got 64\.0"),
         ({"num_features": True}, "num_features must be an integer >= 1, got True"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"kernel": "softmax"}, r"kernel must be one of 'favor\+\+', 'favor\+', .*'trig', got 'softmax'"),
+        ({"kernel": "softmax"}, r"kernel must be one of 'favor\+\+', 'favor\+', .*'none', got 'softmax'"),
         ({"projection": "gaussian"}, "projection must be one of 'orthogonal', 'antithetic', 'iid', got"),
         ({"preconditioning": "whiten"}, "preconditioning must be one of 'none', 'center', 'diagonal', 'full', got"),
         ({"statistics": "batch"}, "statistics must be one of 'sequence', 'calibrated', got 'batch'"),

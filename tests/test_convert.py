@@ -162,15 +162,22 @@ def test_the_layers_that_stay_softmax_keep_their_attention_dropout():
     assert not torch.allclose(hidden_states(model.train(), batch), evaluated)
 
 
-def test_the_size_of_the_elu_kernel_is_explained(caplog):
-    convert_to_favorpp(tiny_model("bert"), FavorppConfig(kernel="elu"))
+@pytest.mark.parametrize(
+    ("options", "features"),
+    [({"kernel": "elu"}, "head_dim features"), ({"kernel": "none", "exact_window": 4}, "no features")],
+)
+def test_kernels_that_draw_nothing_are_explained(caplog, options, features):
+    convert_to_favorpp(tiny_model("bert"), FavorppConfig(**options))
+    assert f"has {features}" in caplog.text
     assert "num_features does not apply" in caplog.text
 
 
-@pytest.mark.parametrize("kernel", ["favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig"])
+@pytest.mark.parametrize("kernel", ["favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "none"])
 def test_every_kernel_runs_in_a_model_forward_and_backward(kernel):
     model, batch = (
-        convert_to_favorpp(tiny_model("bert"), FavorppConfig(num_features=16, kernel=kernel)),
+        convert_to_favorpp(
+            tiny_model("bert"), FavorppConfig(num_features=16, kernel=kernel, exact_window=4 * (kernel == "none"))
+        ),
         token_batch(9),
     )
     output = model(**batch).last_hidden_state

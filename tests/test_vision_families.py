@@ -84,6 +84,22 @@ def test_patches_of_one_tile_and_the_special_tokens_attend_exactly(model_type):
         assert (others / exact[..., :1] - 1).abs().max() > 0.05
 
 
+def test_without_features_a_patch_sees_its_tile_and_the_class_token_alone():
+    model, batch = media_model("vit"), media_batch("vit")
+    (prefix, rows, columns), length = laid_out(model, batch)
+    convert_to_favorpp(model, FavorppConfig(kernel="none", exact_window=(3, 2)))
+    row, column = torch.arange(rows).unsqueeze(-1), torch.arange(columns)
+    tile = (row // 3 * columns + column // 2).flatten()
+    seen = torch.ones(length, length, dtype=torch.bool)
+    seen[prefix:, prefix:] = tile.unsqueeze(1) == tile
+    seen[:prefix, prefix:] = False  # the class token is in no tile
+    maps = attention_matrix(model, batch, 0)
+    assert (rows, columns) == (6, 6)
+    assert torch.equal(maps.converted > 0, seen.expand_as(maps.converted))
+    expected = torch.where(seen, maps.softmax, 0)
+    torch.testing.assert_close(maps.converted, expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
 @every_image
 @pytest.mark.parametrize("size", [(48, 48), (80, 80)])
 def test_a_tile_as_large_as_the_image_is_softmax_at_any_resolution(model_type, size):

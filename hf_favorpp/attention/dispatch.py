@@ -47,7 +47,8 @@ def favorpp_attention(
         query: (B, H, Lq, d), float16, bfloat16, float32 or float64.
         key: (B, H_kv, Lk, d), same dtype; H must be a multiple of H_kv (grouped-query attention).
         value: (B, H_kv, Lk, D), same dtype.
-        omega: Projections, (H, M, d) or (M, d), any float dtype. None only with ``kernel="elu"``, which draws none.
+        omega: Projections, (H, M, d) or (M, d), any float dtype. None only with ``"elu"`` and ``"none"``, which
+            draw none.
         scaling: Factor of the logits; None means d^-1/2.
         key_mask: (B, Lk), bool, True = real token; None means all.
         query_mask: (B, Lq), bool, True = real token; None means ``key_mask`` where Lq = Lk, else all. Padded
@@ -163,7 +164,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _checked_omega(omega: Tensor | None, query: Tensor, kernel: str) -> Tensor:
     heads, head_dim = query.shape[1], query.shape[-1]
-    if omega is None and kernel == "elu":
+    if omega is None and kernel in ("elu", "none"):
         return query.new_zeros(1, head_dim)
     if omega is None or omega.ndim not in (2, 3) or omega.shape[-1] != head_dim or omega.shape[-2] < 1:
         got = None if omega is None else tuple(omega.shape)

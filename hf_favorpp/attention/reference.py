@@ -53,6 +53,10 @@ def reference_attention(
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
             return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
         x, y = query * scaling**0.5, key * scaling**0.5
+        if kernel == "none":
+            no_feature = torch.full_like(x[..., :1], float("-inf"))
+            out = neighbourhood_attention(no_feature, no_feature, x, y, value, key_mask, exact_window, exact_ends)
+            return out.to(dtype)
         change = options.preconditioner(
             lambda covariance: sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
         ).to(compute)

@@ -26,11 +26,12 @@ class Progress:
         completed_steps: Optimizer steps taken.
         epoch: Epochs finished, training and evaluation both.
         batches_in_epoch: Micro-batches of the unfinished epoch already used, per process.
-        loss_sum: Sum of the micro-batch losses of the unfinished epoch, averaged over processes.
+        loss_sum: Sum of the micro-batch losses since the last evaluation, averaged over processes.
+        loss_batches: Their number, per process.
         tokens: Real tokens trained on so far, over all processes.
         train_seconds: Time spent in forward, backward and optimizer steps, without evaluation and checkpoints, s.
         wall_seconds: Time spent in the loop as a whole, s.
-        history: One entry per finished epoch: epoch, completed steps, training loss and the evaluation's metrics.
+        history: One entry per evaluation: epoch, completed steps, training loss since the one before, and metrics.
         world: What must not change between the run and its continuation.
     """
 
@@ -38,6 +39,7 @@ class Progress:
     epoch: int = 0
     batches_in_epoch: int = 0
     loss_sum: float = 0.0
+    loss_batches: int = 0
     tokens: int = 0
     train_seconds: float = 0.0
     wall_seconds: float = 0.0

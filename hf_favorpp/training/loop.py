@@ -38,7 +38,7 @@ class TrainingReport:
 
     Attributes:
         metrics: Of the last evaluation.
-        history: One entry per epoch: epoch, completed steps, training loss, metrics.
+        history: One entry per evaluation: epochs so far, completed steps, training loss since the one before, metrics.
         completed_steps: Optimizer steps.
         tokens: Real tokens trained on, all processes together.
         train_seconds: Time in forward, backward and optimizer steps, s; a resumed run counts its earlier parts.
@@ -83,7 +83,7 @@ def train(
     compute_loss: Callable[[nn.Module, Batch], Tensor] = loss_of_output,
     count_tokens: Callable[[Batch], Tensor] = count_real_tokens,
 ) -> TrainingReport:
-    """Train ``model`` and evaluate it after every epoch.
+    """Train ``model`` and evaluate it after every epoch, or more often.
 
     Gradient accumulation, mixed precision and the number of processes are the accelerator's. For exact resumption
     give it ``DataLoaderConfiguration(use_seedable_sampler=True, data_seed=...)``.
@@ -172,7 +172,7 @@ class _Run:
         )
         while progress.epoch < self.num_epochs:
             self._train_epoch()
-            self._evaluate_epoch()
+            self._end_epoch()
             if self.settings.checkpoint_every == "epoch":
                 self._checkpoint(f"epoch_{progress.epoch}")
         self.bar.close()
@@ -215,6 +215,7 @@ class _Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             progress.batches_in_epoch += 1
+            progress.loss_batches += 1
             self.new_tokens += self.count_tokens(batch)
             self.new_loss += loss.detach()
             step_begins = accelerator.sync_gradients
@@ -225,7 +226,7 @@ class _Run:
         self._settle()
 
     def _end_step(self, loss: Tensor) -> None:
-        """Advance schedule, progress bar and trackers by one optimizer step; write a checkpoint where one is due."""
+        """Advance schedule, progress bar and trackers by one step; evaluate and save where that is due."""
         progress, every = self.progress, self.settings.checkpoint_every
         if not self.accelerator.optimizer_step_was_skipped:  # fp16: the gradient overflowed, the weights stayed
             self.scheduler.step()
@@ -237,6 +238,11 @@ class _Run:
             values = {"loss": loss.item(), "learning_rate": max(self.scheduler.get_last_lr())}
             self.bar.set_postfix(values)
             self.accelerator.log(values, step=progress.completed_steps)
+        if self.settings.evaluate_every and progress.completed_steps % self.settings.evaluate_every == 0:
+            self._settle()
+            self._evaluate(progress.epoch + progress.batches_in_epoch / len(self.loader))
+            self.model.train()
+            self.segment_started = time.perf_counter()
         if isinstance(every, int) and progress.completed_steps % every == 0:
             self._settle()
             self._checkpoint(f"step_{progress.completed_steps}")
@@ -262,26 +268,31 @@ class _Run:
                 "Lower the learning rate, warm up longer, clip the gradient, or train in bf16 or fp32 instead of fp16."
             )
 
-    def _evaluate_epoch(self) -> None:
-        """Evaluate, append to the history, report, and begin the next epoch."""
+    def _end_epoch(self) -> None:
+        """Evaluate, unless that was just done, and begin the next epoch."""
+        progress = self.progress
+        if not progress.history or progress.history[-1]["completed_steps"] < progress.completed_steps:
+            self._evaluate(progress.epoch + 1)
+        progress.epoch, progress.batches_in_epoch = progress.epoch + 1, 0
+
+    def _evaluate(self, epoch: float) -> None:
+        """Evaluate, append to the history, and report."""
         progress = self.progress
         self.model.eval()
         with torch.no_grad():
             metrics = {name: float(value) for name, value in self.evaluate(self.model).items()}
-        train_loss = progress.loss_sum / max(progress.batches_in_epoch, 1)
-        progress.epoch, progress.batches_in_epoch, progress.loss_sum = progress.epoch + 1, 0, 0.0
+        train_loss = progress.loss_sum / max(progress.loss_batches, 1)
+        progress.loss_sum, progress.loss_batches = 0.0, 0
         progress.history.append({
-            "epoch": progress.epoch,
+            "epoch": epoch,
             "completed_steps": progress.completed_steps,
             "train_loss": train_loss,
             **metrics,
         })
-        self.accelerator.log(
-            {"epoch": progress.epoch, "train_loss": train_loss, **metrics}, step=progress.completed_steps
-        )
+        self.accelerator.log({"epoch": epoch, "train_loss": train_loss, **metrics}, step=progress.completed_steps)
         values = ", ".join(f"{name} {value:.4f}" for name, value in {"training loss": train_loss, **metrics}.items())
         if self.accelerator.is_main_process:
-            self.bar.write(f"epoch {progress.epoch}/{self.num_epochs}: {values}")
+            self.bar.write(f"epoch {epoch:.4g}/{self.num_epochs}: {values}")
 
     def _checkpoint(self, name: str) -> None:
         """Write a checkpoint of the present state."""

@@ -22,6 +22,7 @@ class LoopSettings:
         warmup_steps: Optimizer steps of linear warm-up.
         warmup_ratio: The same as a share of all steps; used where ``warmup_steps`` is 0.
         max_grad_norm: Clip the gradient's norm to this; None leaves it alone.
+        evaluate_every: Optimizer steps between evaluations, beside the one after each epoch; None for no more.
         checkpoint_every: Optimizer steps between checkpoints, "epoch", or None for no checkpoints.
         checkpoint_limit: Checkpoints to keep, the newest; None keeps all.
         resume_from: Checkpoint folder, "latest", or None.
@@ -38,6 +39,7 @@ class LoopSettings:
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
     max_grad_norm: float | None = None
+    evaluate_every: int | None = None
     checkpoint_every: int | str | None = None
     checkpoint_limit: int | None = None
     resume_from: str | None = None
@@ -57,6 +59,7 @@ class LoopSettings:
             "max_steps": self.max_steps,
             "checkpoint_limit": self.checkpoint_limit,
             "log_every": self.log_every,
+            "evaluate_every": self.evaluate_every,
             "checkpoint_every": None if self.checkpoint_every == "epoch" else self.checkpoint_every,
         }
         for name, value in at_least_one.items():

@@ -5,8 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_favorpp import FavorppConfig, favorpp_attention
 from hf_favorpp.attention.chained import feature_attention
 from hf_favorpp.attention.neighbourhood import neighbourhood_attention
+from hf_favorpp.errors import ConfigError
 
 F64 = torch.float64
 NAMES = ("log_phi_q", "log_phi_k", "x", "y", "value")
@@ -243,3 +245,48 @@ def test_compiles_to_one_graph(kind, window, ends):
     compiled = torch.compile(neighbourhood_attention, fullgraph=True, backend="eager")
     result = run(compiled, tensors, mask, window, ends)
     assert_close(result, run(neighbourhood_attention, tensors, mask, window, ends), 1e-14)
+
+
+def heads(kv_heads, length=11, head_dim=3):
+    generator = torch.Generator().manual_seed(length)
+    return [
+        torch.randn(3, count, length, head_dim, generator=generator, dtype=F64) for count in (2, kv_heads, kv_heads)
+    ]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "ends"), [(2, 4, (0, 0)), (1, 4, (1, 2)), (2, 0, (1, 0)), (2, 64, (0, 0))]
+)
+def test_without_features_the_neighbourhood_is_all_there_is(kind, kv_heads, window, ends):
+    """Softmax over the own block and the ends; zeros for queries that see nothing."""
+    leaves = [t.requires_grad_() for t in heads(kv_heads)]
+    mask = mask_of(kind, 3, 11)
+    real = torch.ones(3, 11, dtype=torch.bool) if mask is None else mask
+    options = {"kernel": "none", "exact_window": window, "exact_ends": ends, "scaling": 0.7, "key_mask": mask}
+    out = favorpp_attention(*leaves, None, **options) * real[:, None, :, None]
+
+    rank, count = real.cumsum(-1) - 1, real.sum(-1, keepdim=True)
+    near = (rank[:, :, None] // window == rank[:, None] // window) if window else real[:, :, None] & False
+    near = near | ((rank < ends[0]) | (rank >= count - ends[1]))[:, None]
+    near = (near & real[:, None] & real[:, :, None])[:, None]
+    query, key, value = (t.repeat_interleave(2 // t.shape[1], dim=1) for t in leaves)
+    weights = torch.where(near, (0.7 * query @ key.mT).exp(), 0)
+    expected = weights @ value / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+    assert torch.allclose(out, expected, rtol=1e-9, atol=1e-9)
+    grads = (torch.autograd.grad(o.square().sum(), leaves) for o in (out, expected))
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*grads, strict=True))
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
+        rounded = favorpp_attention(*(t.detach().to(dtype) for t in leaves), None, **options)
+        assert rounded.dtype == dtype
+        assert torch.allclose((rounded * real[:, None, :, None]).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_neither_features_nor_a_neighbourhood_is_refused():
+    query, key, value = heads(2)
+    with pytest.raises(ConfigError, match=r"kernel='none' .* there is none.*Give one of them"):
+        favorpp_attention(query, key, value, None, kernel="none")
+    with pytest.raises(ConfigError, match=r"Give one of them"):
+        FavorppConfig(kernel="none")
+    with pytest.raises(ConfigError, match="uses no statistics"):
+        FavorppConfig(kernel="none", exact_window=4, statistics="calibrated")

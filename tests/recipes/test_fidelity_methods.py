@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from fidelity_methods import (
@@ -16,13 +14,10 @@ from fidelity_methods import (
     configuration,
     plan_runs,
     uniform_attention,
-    window_attention,
 )
 from tiny_models import fingerprint, hidden_states, tiny_model, token_batch
 
 from hf_favorpp import FavorppConfig
-from hf_favorpp.families.bert import BERT
-from hf_favorpp.families.vit import VIT
 
 NO_WINDOW = (0, (0, 0))
 
@@ -32,11 +27,6 @@ def random_heads(length, heads=2, key_heads=2):
     query = torch.randn(2, heads, length, 4, generator=generator)
     key, value = (torch.randn(2, key_heads, length, 4, generator=generator) for _ in range(2))
     return query, key, value
-
-
-def softmax_attention(query, key, value, allowed, scaling):
-    logits = scaling * query.double() @ key.double().mT
-    return logits.masked_fill(~allowed, -torch.inf).softmax(-1) @ value.double()
 
 
 def test_names_stand_for_what_they_say():
@@ -77,38 +67,24 @@ def test_every_method_without_a_window_has_its_control_and_so_has_every_method_w
 
 
 def test_uniform_is_the_mean_of_real_values():
-    query, key, value = random_heads(5, heads=4)
+    query, _, value = random_heads(5, heads=4)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
-    out = uniform_attention(None, query, key, value, mask, 0.5)
+    out = uniform_attention(query, value, mask)
     for row in range(2):
         for head in range(4):
             mean = value[row, head // 2, mask[row]].mean(0)
             torch.testing.assert_close(out[row, head], mean.expand(5, -1))
-    torch.testing.assert_close(uniform_attention(None, query, key, value, None, 0.5)[1, 3, 2], value[1, 1].mean(0))
+    torch.testing.assert_close(uniform_attention(query, value, None)[1, 3, 2], value[1, 1].mean(0))
 
 
-@pytest.mark.parametrize("key_heads", [1, 2])
-def test_window_only_is_softmax_within_blocks_and_to_the_ends(key_heads):
-    query, key, value = random_heads(11, key_heads=key_heads)
-    rank = torch.arange(11)
-    block, ends = rank[:, None] // 4 == rank // 4, (rank < 1) | (rank >= 9)
-    scaling = 0.7
-    out = window_attention(None, query, key, value, None, scaling, window=4, ends=(1, 2), family=BERT)
-    expected = softmax_attention(query, key, value, block | ends, scaling)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-    everything = window_attention(None, query, key, value, None, scaling, window=64, ends=(0, 0), family=BERT)
-    expected = softmax_attention(query, key, value, torch.tensor(True), scaling)
-    torch.testing.assert_close(everything.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_tile_is_a_rectangle_of_patches_and_the_class_token_is_seen_by_all():
-    query, key, value = random_heads(17)
-    module = SimpleNamespace(config=SimpleNamespace(image_size=8, patch_size=2))
-    out = window_attention(module, query, key, value, None, 0.7, window=(2, 2), ends=(5, 5), family=VIT)
-    row, column = (torch.arange(16) // 4) // 2, (torch.arange(16) % 4) // 2
-    tile = torch.cat((torch.tensor([-1]), 2 * row + column))
-    allowed = (tile[:, None] == tile) | (tile == -1)
-    torch.testing.assert_close(out.double(), softmax_attention(query, key, value, allowed, 0.7), rtol=1e-5, atol=1e-5)
+def test_the_window_of_a_control_costs_as_much_as_what_it_stands_for():
+    alone, ends = (
+        configuration(Run(WINDOW_ONLY, 12), 8, (1, 1)),
+        configuration(Run(WINDOW_ONLY + "+window", 12), 8, (1, 2)),
+    )
+    assert (alone.kernel, alone.exact_window, alone.exact_ends) == ("none", 12, (0, 0))
+    assert (ends.kernel, ends.exact_window, ends.exact_ends) == ("none", 20, (1, 2))
+    assert configuration(Run(WINDOW_ONLY + "+window", 128), (8, 8), (0, 0)).exact_window == (12, 16)
 
 
 def test_the_ends_are_seen_with_a_window_only():

@@ -31,7 +31,9 @@ def data(tmp_path_factory):
 def models(tmp_path_factory, tiny_bert):
     folder = tmp_path_factory.mktemp("models")
     bert = write_bert(folder / "bert", tiny_bert)
-    others = {"image": write_vit(folder / "vit"), "audio": write_wav2vec2(folder / "wav2vec2")}
+    others = {"audio": write_wav2vec2(folder / "wav2vec2")} | dict.fromkeys(
+        ("image", "probe"), write_vit(folder / "vit")
+    )
     return {**dict.fromkeys(("sts", "text", "far"), bert), **others}
 
 
@@ -75,6 +77,42 @@ def test_every_task(task, models, data, tmp_path, monkeypatch, capsys, one_threa
     printed = capsys.readouterr().out
     assert "2 attention layers are replaced" in printed
     assert all(name in printed for name in ("softmax", "uniform", "window-only+window", *methods))
+
+
+def test_a_probe_of_softmax_features_and_one_of_the_features_themselves(models, data, tmp_path, one_thread):
+    more = {"methods": ["favor+"], "num_features": [2, 256], "max_samples": 18, "image_size": 40}
+    results = fidelity.main(command("probe", models["probe"], data["probe"], tmp_path / "probe.json", **more))
+    runs, softmax = scores_by_run(results), results["softmax"]
+    assert softmax["zero_shot_accuracy"] == softmax["probe_accuracy"] > 0.8, "brightness is easy to see"
+    assert runs["window-only", 256, None] == pytest.approx(softmax, abs=1e-5)
+    far = runs["favor+", 2, 0]
+    assert far["patch_cosine"] < 0.99
+    assert far["probe_accuracy"] >= far["zero_shot_accuracy"]
+    assert runs["uniform", None, None]["zero_shot_accuracy"] < softmax["zero_shot_accuracy"]
+    fewer = fidelity.main(
+        command("probe", models["probe"], data["probe"], tmp_path / "few.json", **more, training_samples=3)
+    )
+    assert fewer["softmax"]["probe_accuracy"] < softmax["probe_accuracy"]
+
+
+def test_a_probe_needs_images_of_all_classes(models, data, tmp_path, one_thread):
+    files = {"data_file": data["probe"]["data_file"], "calibration_file": data["image"]["calibration_file"]}
+    with pytest.raises(FidelityError, match=r"trained on the classes \['ants', 'bees'\].* has images of \['dark'"):
+        fidelity.main(command("probe", models["probe"], files, tmp_path / "probe.json"))
+
+
+def test_images_of_another_size_are_other_features(models, data, tmp_path, one_thread):
+    more = {"methods": ["favor+"], "num_features": [4]}
+    runs = [
+        scores_by_run(
+            fidelity.main(
+                command("image", models["image"], data["image"], tmp_path / f"{size}.json", image_size=size, **more)
+            )
+        )
+        for size in (32, 48)
+    ]
+    seen = [run["window-only", 4, None]["patch_cosine"] for run in runs]
+    assert seen[0] != pytest.approx(seen[1], abs=1e-3)
 
 
 def test_more_features_are_closer_to_softmax(models, data, tmp_path, one_thread):

@@ -34,6 +34,11 @@ def write_data(folder: Path) -> dict[str, dict[str, Path]]:
             (folder / name / label).mkdir(parents=True)
             for index in range(3):
                 write_image(folder / name / label / f"{index}.png", source.randrange(40, 60), source.randrange(40, 60))
+    for name, count in (("faint", 6), ("faint_too", 12)):  # classes that differ in brightness
+        for grey, label in enumerate(("dark", "light", "lighter")):
+            (folder / name / label).mkdir(parents=True)
+            for index in range(count):
+                write_image(folder / name / label / f"{index}.png", 40 + index, 40 + count, 40 * grey, 40 * grey + 90)
     paragraphs = [" ".join(make_sentence(source, False) for _ in range(16)) for _ in range(80)]
     (folder / "book.txt").write_text("\n\n".join(["chapter 1", *paragraphs]))
     for index in range(4):
@@ -44,12 +49,14 @@ def write_data(folder: Path) -> dict[str, dict[str, Path]]:
         "text": text,
         "far": {"data_file": folder / "QNLI.tsv", "filler_file": folder / "book.txt"},
         "image": {"data_file": folder / "test", "calibration_file": folder / "train"},
+        "probe": {"data_file": folder / "faint", "calibration_file": folder / "faint_too"},
         "audio": {"data_file": folder / "speech"},
     }
 
 
-def write_image(path: Path, width: int, height: int) -> None:
-    pixels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+def write_image(path: Path, width: int, height: int, least: int = 0, most: int = 255) -> None:
+    """Write noise between two levels."""
+    pixels = np.random.default_rng(width * height).integers(least, most + 1, (height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
 
 

@@ -71,6 +71,24 @@ def test_max_steps_wins_over_epochs_and_ends_with_an_evaluation(tmp_path):
     assert report.metrics == {"weight": report.history[-1]["weight"]}
 
 
+def test_evaluations_between_epochs_change_nothing_but_the_history(tmp_path):
+    options = {"num_epochs": 3, "accumulation": 2, "dropout": 0.5, "checkpoint_every": 1}
+    plain, _ = run(tmp_path / "plain", **options)
+    often, _ = run(tmp_path / "often", **options, evaluate_every=2)  # 3 steps an epoch, the last of one batch
+    assert [(entry["epoch"], entry["completed_steps"]) for entry in often.history] == [
+        *((0.8, 2), (1, 3), (1.2 + 0.2, 4), (2, 6), (2.8, 8), (3, 9)),
+    ]
+    assert [entry["weight"] for entry in often.history if entry["epoch"] in (1, 2, 3)] == [
+        entry["weight"] for entry in plain.history
+    ]
+    first, second = (entry["train_loss"] for entry in often.history[:2])
+    assert (4 * first + second) / 5 == pytest.approx(plain.history[0]["train_loss"])
+    for checkpoint in list_checkpoints(tmp_path / "often"):
+        folder = tmp_path / "again" / checkpoint.name
+        again, _ = run(folder, **options, evaluate_every=2, resume_from=str(checkpoint))
+        assert (again.history, again.tokens) == (often.history, often.tokens), checkpoint.name
+
+
 def test_tokens_are_the_real_ones(tmp_path):
     report, _ = run(tmp_path, num_epochs=2)
     assert report.tokens == 2 * sum(1 + i % 3 for i in range(10))
