@@ -3,15 +3,15 @@
 import json
 
 import pytest
-from glue_table import main
+from results_table import main
 
 
 def result(task, metrics, options=None, **more):
     return {"task": task, "metrics": metrics, "favorpp": options, **more}
 
 
-def options(kernel="favor++", num_features=64, preconditioning="center", redraw=None):
-    return {"kernel": kernel, "num_features": num_features, "preconditioning": preconditioning, "redraw": redraw}
+def options(kernel="favor++", num_features=64, preconditioning="center", **more):
+    return {"kernel": kernel, "num_features": num_features, "preconditioning": preconditioning, **more}
 
 
 def run(folder, capsys, *arguments):
@@ -49,6 +49,36 @@ def test_a_run_with_a_twin_counts_for_both(tmp_path, capsys):
     assert header[1:] == ["mrpc (accuracy)", "mrpc (f1)", "mean", "share of softmax, %"]
     assert rows["softmax"] == ["80.0", "90.0", "90.0", "100.0"]
     assert rows["FAVOR++, centred, M = 64"] == ["70.0", "80.0", "80.0", "88.9"]
+
+
+def test_runs_on_images_with_tiles_before_training_and_over_the_steps(tmp_path, capsys):
+    def images(top1, before, options=None, size=224):
+        steps = [{"epoch": 0.5, "completed_steps": 4, "train_loss": 1.0, "top1": before}]
+        steps.append({"epoch": 1, "completed_steps": 8, "train_loss": 0.5, "top1": top1})
+        metrics = {"initial_metrics": {"top1": before}, "arguments": {"image_size": size}, "history": steps}
+        return result("bees", {"top1": top1}, options, **metrics)
+
+    runs = [
+        images(0.9, 0.8),
+        images(0.8, 0.5, options("favor+", 128, "none")),
+        images(0.7, 0.6, options("favor++", 128, "full", exact_window=[8, 8])),
+        images(0.6, 0.4, options("none", 128, "none", exact_window=[12, 16])),
+        images(0.5, 0.3, options("favor++", 128, "full", statistics="calibrated"), size=518),
+    ]
+    for index, content in enumerate(runs):
+        (tmp_path / f"{index}.json").write_text(json.dumps(content))
+    header, rows = run(tmp_path, capsys, "--curves", str(tmp_path / "curves.svg"))
+    assert header[1:5] == [
+        *("bees, 224 px (top1)", "bees, 224 px (top1, before training)"),
+        *("bees, 518 px (top1)", "bees, 518 px (top1, before training)"),
+    ]
+    assert list(rows) == [
+        *("softmax", "FAVOR+, as published, M = 128", "FAVOR++, full, 8 x 8 tiles, M = 128"),
+        *("FAVOR++, full, calibrated, M = 128", "12 x 16 tiles alone"),
+    ]
+    assert rows["FAVOR++, full, 8 x 8 tiles, M = 128"][:3] == ["70.0", "60.0", ""]
+    assert rows["FAVOR++, full, calibrated, M = 128"][:4] == ["", "", "50.0", "30.0"]
+    assert "12 x 16 tiles alone" in (tmp_path / "curves.svg").read_text()
 
 
 def test_an_empty_folder_is_an_error(tmp_path, capsys):

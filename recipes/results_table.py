@@ -1,0 +1,186 @@
+"""Print runs of glue.py or imagenet.py as a Markdown table and draw them, from their results.json files.
+
+python recipes/results_table.py recipes/results/glue --figure recipes/results/glue.png
+python recipes/results_table.py recipes/results/imagenet/finetuning --curves recipes/results/imagenet/curves.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hf_favorpp import FavorppConfig
+
+MAIN_METRIC = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "spearmanr"}
+"""The metric of CRT Table 2 per task; elsewhere accuracy, which is top-1 of images."""
+ZERO_SHOT = ", before training"
+SOFTMAX = "softmax"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the program.
+
+    Args:
+        argv: Command line without the program's name; None takes it from ``sys.argv``.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of results.json files, searched recursively")
+    parser.add_argument("--figure", type=Path, help="PNG or SVG to write, a bar per run")
+    parser.add_argument("--curves", type=Path, help="PNG or SVG to write, loss and metric against optimizer steps")
+    arguments = parser.parse_args(argv)
+    paths = sorted(arguments.folder.rglob("*.json"))
+    if not paths:
+        parser.error(f"there is no results.json of glue.py or imagenet.py in {arguments.folder}")
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    scores = collect(results)
+    main_scores = scores[[(task, metric) for task, metric in scores.columns if metric == main_metric(task, scores)]]
+    table = scores.copy()
+    table.columns = [f"{task} ({metric})" for task, metric in scores.columns]
+    table["mean"] = main_scores.mean(axis=1, skipna=False)
+    if SOFTMAX in table.index:
+        table["share of softmax, %"] = 100 * table["mean"] / table.loc[SOFTMAX, "mean"]
+    print(table.map("{:.1f}".format).replace("nan", "").to_markdown(disable_numparse=True))
+    print(f"\nMeans are over {', '.join(f'{task} {metric}' for task, metric in main_scores.columns)}.")
+    if arguments.figure:
+        draw(main_scores, arguments.figure)
+    if arguments.curves:
+        draw_curves(results, arguments.curves)
+
+
+def main_metric(task: str, scores: pd.DataFrame) -> str:
+    """Return the metric of a task that counts."""
+    return "top1" if (task, "top1") in scores.columns else MAIN_METRIC.get(task, "accuracy")
+
+
+def task_of(result: dict[str, Any]) -> str:
+    """Return the task, with the size of its images."""
+    size = result.get("arguments", {}).get("image_size")
+    return result["task"] + (f", {size} px" if size else "")
+
+
+def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
+    """Average the runs of each method and task over seeds.
+
+    Args:
+        results: Contents of results.json files; a run with a twin counts for both.
+
+    Returns:
+        Metrics x 100, one row per method (softmax first) and one column per (task, metric).
+    """
+    rows = []
+    for result in results:
+        kinds = ((method(result), "metrics", ""), (method(result), "initial_metrics", ZERO_SHOT))
+        for name, metrics, when in (*kinds, (SOFTMAX, "softmax_metrics", "")):
+            found = result.get(metrics, {})
+            rows += [(name, task_of(result), metric + when, 100 * value) for metric, value in found.items()]
+    runs = pd.DataFrame(rows, columns=["attention", "task", "metric", "score"])
+    scores = runs.pivot_table(index="attention", columns=["task", "metric"], values="score", aggfunc="mean")
+    return scores.loc[sorted(scores.index, key=place)]
+
+
+def place(name: str) -> tuple[bool, bool, str, int]:
+    """Return the sort key of a row: softmax, FAVOR+, FAVOR++, others, by features; neighbourhoods alone come last."""
+    kind, _, num_features = name.partition(", M = ")
+    return name != SOFTMAX, name.endswith("alone"), kind.replace("++", "~"), int(num_features or 0)
+
+
+def method(result: dict[str, Any]) -> str:
+    """Return what a run is called in the table.
+
+    Args:
+        result: Content of a results.json.
+
+    Returns:
+        Kernel, preconditioning, neighbourhood and number of features.
+    """
+    options = result.get("favorpp")
+    if options is None:
+        return SOFTMAX
+    config = FavorppConfig.from_dict(options)
+    window = config.exact_window
+    near = f"{window[0]} x {window[1]} tiles" if isinstance(window, tuple) else f"window of {window}"
+    if config.kernel == "none":
+        return f"{near} alone"
+    name = config.kernel.replace("favor", "FAVOR")
+    if name.startswith("FAVOR"):
+        name += {"none": ", as published", "center": ", centred"}.get(str(config.preconditioning), "")
+        name += {"diagonal": ", diagonal", "full": ", full"}.get(str(config.preconditioning), "")
+    if config.statistics == "calibrated":
+        name += ", calibrated"
+    if window:
+        name += f", {near}"
+    if config.redraw is not None:
+        name += f", redrawn every {config.redraw.every}"
+    return f"{name}, M = {config.num_features}"
+
+
+def draw(scores: pd.DataFrame, path: Path) -> None:
+    """Draw one panel per task and one bar per method, with softmax as a dashed line.
+
+    Args:
+        scores: Main columns of what :func:`collect` returned.
+        path: PNG or SVG to write.
+    """
+    import matplotlib.pyplot as plt
+
+    methods = scores.drop(index=SOFTMAX, errors="ignore")
+    kinds = list(dict.fromkeys(name.split(", M = ")[0] for name in methods.index))
+    colours = [f"C{kinds.index(name.split(', M = ')[0])}" for name in methods.index]
+    size = (3 * len(scores.columns) + 2, 0.35 * len(methods) + 1.4)
+    figure, axes = plt.subplots(1, len(scores.columns), figsize=size, sharey=True, squeeze=False)
+    for axis, (task, metric) in zip(axes[0], scores.columns, strict=True):
+        bars = axis.barh(methods.index, methods[task, metric].fillna(0), color=colours)
+        axis.bar_label(
+            bars, fmt=lambda score: f"{score:.1f}" if score else "", label_type="center", color="white", fontsize=8
+        )
+        if SOFTMAX in scores.index:
+            softmax = scores.loc[SOFTMAX, (task, metric)]
+            axis.axvline(softmax, color="black", linestyle="--", linewidth=1)
+            axis.set_title(f"{task} (softmax {softmax:.1f})", fontsize=10)
+        axis.set_xlabel(f"{metric.replace('_', ' ')} x 100", fontsize=8)
+    axes[0, 0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def draw_curves(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw training loss and main metric against optimizer steps, a column per task; a method has one colour.
+
+    Args:
+        results: Contents of results.json files.
+        path: PNG or SVG to write.
+    """
+    import matplotlib.pyplot as plt
+
+    tasks = list(dict.fromkeys(task_of(result) for result in results))
+    names = sorted({method(result) for result in results}, key=place)
+    figure, axes = plt.subplots(2, len(tasks), figsize=(4.6 * len(tasks) + 3.2, 6.4), sharex="col", squeeze=False)
+    lines = {}
+    for column, task in enumerate(tasks):
+        of_task = [result for result in results if task_of(result) == task]
+        metric = main_metric(task, collect(of_task))
+        for result in of_task:
+            name = method(result)
+            style = {"color": "black" if name == SOFTMAX else f"C{names.index(name)}", "linewidth": 1.4, "alpha": 0.85}
+            history = result["history"]
+            steps = [entry["completed_steps"] for entry in history]
+            (lines[name],) = axes[0, column].plot(steps, [entry["train_loss"] for entry in history], **style)
+            scores = [result.get("initial_metrics", {}), *history]
+            points = [(step, 100 * s[metric]) for step, s in zip([0, *steps], scores, strict=True) if metric in s]
+            axes[1, column].plot(*zip(*points, strict=True), **style)
+        axes[0, column].set_title(task, fontsize=10)
+        axes[1, column].set_xlabel("optimizer steps")
+        axes[0, column].set_ylabel("training loss, nats")
+        axes[1, column].set_ylabel(f"{metric.replace('_', ' ')} x 100")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    ordered = [name for name in names if name in lines]
+    figure.tight_layout(rect=(0, 0, 1 - 2.6 / figure.get_figwidth(), 1))
+    figure.legend([lines[name] for name in ordered], ordered, loc="center right", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
