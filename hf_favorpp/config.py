@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from hf_favorpp.errors import ConfigError
 
 KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "none")
+"""The values of ``FavorppConfig.kernel``."""
 SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic", "trig")
 """The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own, ``none`` is none."""
 POSITIVE_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
@@ -89,7 +90,8 @@ class FavorppConfig:
             head by itself, over real tokens, without gradient. ``"calibrated"``: per head, once, by
             :func:`hf_favorpp.calibrate`; nothing is computed per call.
         exact_window: Tokens per block that attend to each other exactly, the rest through features, under one
-            normalisation; 0 is the paper. For images (rows, columns) of a tile of patches.
+            normalisation; 0 is the paper. For images (rows, columns) of a tile of patches; the class token and other
+            special ones then attend exactly to all patches, and all patches to them.
         exact_ends: How many first and last real tokens every query sees exactly; (0, 0) is the paper.
         layers: Indices of the attention layers to convert, counted from 0; None converts all that can be. The rest
             stay softmax.

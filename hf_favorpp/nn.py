@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention import favorpp_attention
-from hf_favorpp.attention.tiles import Grid, tile_neighbourhood
+from hf_favorpp.attention.tiles import Grid, attend_exactly, tile_neighbourhood
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConversionError
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
@@ -143,7 +143,12 @@ class FavorppFeatures(nn.Module):
             max_seqlen=max_seqlen,
             backend=self.config.backend,
         )
-        return out if order is None else out[..., order.argsort(), :]
+        if order is None:
+            return out
+        if special := ends[1]:  # the last in this order
+            exact = attend_exactly(query[..., -special:, :], key, value, key_mask, scaling)
+            out = torch.cat((out[..., :-special, :], exact), dim=-2)
+        return out[..., order.argsort(), :]
 
     def neighbourhood(self, length: int, device: torch.device) -> tuple[Tensor | None, int, tuple[int, int]]:
         """Return which tokens attend to each other exactly.

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hf_favorpp import FavorppConfig, attention_matrix, calibrate, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.attention.tiles import Grid
+from hf_favorpp.attention.tiles import Grid, attend_exactly
 from hf_favorpp.errors import ConfigError, InputError, UnsupportedModelError
 from hf_favorpp.families import attention_layers
 from hf_favorpp.nn import converted_layers
@@ -84,6 +84,42 @@ def test_patches_of_one_tile_and_the_special_tokens_attend_exactly(model_type):
         assert (others / exact[..., :1] - 1).abs().max() > 0.05
 
 
+@every_patches
+def test_special_tokens_see_all_patches_exactly(model_type):
+    model, batch = media_model(model_type), media_batch(model_type)
+    (prefix, *_), _ = laid_out(model, batch)
+    convert_to_favorpp(model, FavorppConfig(num_features=16, exact_window=(3, 2)))
+    maps = attention_matrix(model, batch, 0)
+    torch.testing.assert_close(maps.converted[..., :prefix, :], maps.softmax[..., :prefix, :], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(maps.converted[..., prefix:, :], maps.softmax[..., prefix:, :], rtol=1e-2)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_few_queries_attend_exactly_to_real_keys(heads, kv_heads, dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, heads, 2, 5), (3, kv_heads, 9, 5), (3, kv_heads, 9, 4))
+    leaves = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes
+    ]
+    mask = torch.arange(9) < torch.tensor([[9], [4], [0]])
+    leaves[2].data[1, :, 4:] = float("nan")  # padding may hold anything
+    out = attend_exactly(*leaves, mask, 0.7)
+    query, key, value = (t.double().repeat_interleave(heads // t.shape[1], dim=1) for t in leaves)
+    value = value.nan_to_num()
+    weights = (0.7 * query @ key.mT).exp() * mask[:, None, None]
+    expected = weights @ value / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    assert out.dtype == dtype
+    assert (out[2] == 0).all()
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+    grads = torch.autograd.grad(out.double().square().sum(), leaves)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad.nan_to_num(), want.nan_to_num(), rtol=5 * tolerance, atol=5 * tolerance)
+    torch.testing.assert_close(attend_exactly(*leaves, None, 0.7)[0], out[0], rtol=tolerance, atol=tolerance)
+
+
 def test_without_features_a_patch_sees_its_tile_and_the_class_token_alone():
     model, batch = media_model("vit"), media_batch("vit")
     (prefix, rows, columns), length = laid_out(model, batch)
@@ -92,7 +128,6 @@ def test_without_features_a_patch_sees_its_tile_and_the_class_token_alone():
     tile = (row // 3 * columns + column // 2).flatten()
     seen = torch.ones(length, length, dtype=torch.bool)
     seen[prefix:, prefix:] = tile.unsqueeze(1) == tile
-    seen[:prefix, prefix:] = False  # the class token is in no tile
     maps = attention_matrix(model, batch, 0)
     assert (rows, columns) == (6, 6)
     assert torch.equal(maps.converted > 0, seen.expand_as(maps.converted))

@@ -1,9 +1,14 @@
-"""Two-dimensional neighbourhoods: patches in the order of tiles, so that a block of tokens is a tile of the image."""
+"""Two-dimensional neighbourhoods: patches in the order of tiles, so that a block of tokens is a tile of the image.
+
+The special tokens are no patches. All patches see them exactly, and they see everything exactly: they are few, so that
+this is linear in length too, and what is classified in the end is what the class token sees.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 
 class Grid(NamedTuple):
@@ -73,3 +78,28 @@ def tile_size(grid: Grid, tile: tuple[int, int]) -> int:
     down, across = -(-grid.rows // tile[0]), -(-grid.columns // tile[1])
     patches = -(-grid.rows // down) * -(-grid.columns // across)
     return patches + grid.prefix if down * across == 1 else patches
+
+
+def attend_exactly(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None = None
+) -> Tensor:
+    """Attend by softmax, for a few queries: work is their number times the number of keys.
+
+    Args:
+        query: (B, H, n, d).
+        key: (B, H_kv, L, d), H_kv a divisor of H.
+        value: (B, H_kv, L, D).
+        key_mask: (B, L), bool, True = real token, or None.
+        scaling: Factor of the logits; None means d^-1/2.
+
+    Returns:
+        (B, H, n, D); zeros for a sequence without any real key.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value)) if groups > 1 else (key, value)
+    if key_mask is None:
+        return scaled_dot_product_attention(query, key, value, scale=scaling)
+    real = key_mask[:, None, None, :]
+    value = value.masked_fill(~real.mT, 0)
+    nothing = ~real.any(-1, keepdim=True)
+    return scaled_dot_product_attention(query, key, value, attn_mask=real | nothing, scale=scaling)
