@@ -16,18 +16,20 @@ from typing import Any
 
 import torch
 from benchmark_arguments import ATTENTION, BenchmarkArguments
-from benchmark_attention import attention_lineup
 from benchmark_figure import draw
-from benchmark_floor import measure_machine
-from benchmark_lineup import Lineup
-from benchmark_models import MODELS, model_lineup
 from benchmark_peers import installed_peers
-from benchmark_report import crossovers, make_rows, print_report
-from benchmark_timing import Race
+from benchmark_report import print_report
 from command_line import parse_arguments
+from quiet import quiet
 from tqdm.auto import tqdm
 
 from hf_favorpp import FavorppError
+from hf_favorpp.benchmarking.attention import attention_lineup
+from hf_favorpp.benchmarking.floor import measure_machine
+from hf_favorpp.benchmarking.lineup import Lineup
+from hf_favorpp.benchmarking.models import MODELS, model_lineup
+from hf_favorpp.benchmarking.rows import crossovers, make_rows
+from hf_favorpp.benchmarking.timing import Race
 from hf_favorpp.training.results import describe_run, write_results
 
 RECORDED_PACKAGES = ("triton", "performer-pytorch", "pytorch-fast-transformers")
@@ -97,7 +99,8 @@ def measure(args: BenchmarkArguments, path: Path) -> dict[str, Any]:
     bar = tqdm(args.sizes(), "sizes")
     for size in bar:
         bar.set_postfix_str(str(size))
-        lineup = make_lineup(size)
+        with quiet():
+            lineup = make_lineup(size)
         measured = race.run(lineup.length, lineup.contestants, args.passes)
         results["rows"] += make_rows(lineup, measured)
         results["crossovers"] = crossovers(results["rows"])

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from benchmark_lineup import Shape
-from benchmark_models import MODELS
 from command_line import flag
 
 from hf_favorpp import FavorppConfig
+from hf_favorpp.benchmarking.lineup import Shape
+from hf_favorpp.benchmarking.models import MODELS
+from hf_favorpp.benchmarking.rows import PASSES
 
 DataType = Literal["float32", "bfloat16", "float16"]
 Statistics = Literal["sequence", "calibrated"]
 
 ATTENTION = "attention"
-PASSES = ("forward", "train")
 DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"batch_size": 1, "num_heads": 12, "dtype": "float32", "num_threads": 2, "longest": 16384},
     "cuda": {"batch_size": 8, "num_heads": 16, "dtype": "bfloat16", "num_threads": None, "longest": 65536},

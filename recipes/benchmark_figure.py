@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmark_report import PASSES, TITLES, label
+from hf_favorpp.benchmarking.rows import PASSES, TITLES, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmark_lineup import Attend, Shape
 from torch import Tensor
+
+from hf_favorpp.benchmarking.lineup import Attend, Shape
 
 MakeAttend = Callable[[Shape, int], Attend]
 """Makes an attention for inputs of a shape and a number of features."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 import yaml
 from benchmark_arguments import BenchmarkArguments
-from benchmark_models import MODELS
 from command_line import parse_arguments
 from tiny_benchmark import make_models_tiny
 from tiny_glue import ROOT
+
+from hf_favorpp.benchmarking.models import MODELS
 
 CONFIGS = sorted((ROOT / "configs" / "benchmark").glob("*.yaml"))
 every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -7,14 +7,15 @@ import subprocess
 import sys
 
 import benchmark
-import benchmark_attention
 import pytest
 import torch
 from benchmark import BenchmarkError
-from benchmark_lineup import softmax_attend
-from benchmark_models import MODELS
 from tiny_benchmark import make_models_tiny
 from tiny_glue import RECIPES, ROOT
+
+from hf_favorpp.benchmarking import attention as benchmark_attention
+from hf_favorpp.benchmarking.lineup import softmax_attend
+from hf_favorpp.benchmarking.models import MODELS
 
 FIXED = {
     **{"length": int, "backend": str, "forward_ms": float, "sdpa_forward_ms": float, "forward_speedup": float},
@@ -113,7 +114,7 @@ def test_where_softmax_runs_out_of_memory_the_others_finish(tmp_path, monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory")
         return softmax_attend(query, key, value)
 
-    monkeypatch.setattr("benchmark_lineup.softmax_attend", attend)
+    monkeypatch.setattr("hf_favorpp.benchmarking.lineup.softmax_attend", attend)
     results = benchmark.main(command(tmp_path / "out.json", "--lengths", "8", "16", "32", "--num_features", "4"))
     first, second, third = results["rows"]
     require_schema(first)
@@ -132,7 +133,7 @@ def test_lengths_that_would_take_too_long_are_left_out(tmp_path, monkeypatch, on
         time.sleep(0.05)
         return softmax_attend(query, key, value)
 
-    monkeypatch.setattr("benchmark_lineup.softmax_attend", attend)
+    monkeypatch.setattr("hf_favorpp.benchmarking.lineup.softmax_attend", attend)
     more = ["--lengths", "8", "80", "--num_features", "4", "--max_seconds", "2"]
     first, second = benchmark.main(command(tmp_path / "out.json", *more))["rows"]
     assert first["sdpa_forward_ms"] >= 50

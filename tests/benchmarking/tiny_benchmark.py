@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from benchmark_lineup import Shape
-from benchmark_models import MODELS
+
+from hf_favorpp.benchmarking.lineup import Shape
+from hf_favorpp.benchmarking.models import MODELS
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
