@@ -27,7 +27,7 @@ KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_BUFFERS)
 DEFAULT_ERROR_BUDGET = 0.5
 _SUBMODULE = "favorpp"
 _log = logging.getLogger(__name__)
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def convert_to_favorpp(
@@ -52,7 +52,8 @@ def convert_to_favorpp(
     is loaded, ``attn_implementation={"vision_config": "favorpp"}`` names the parts to convert.
 
     Args:
-        model: A model of Transformers, of a supported family, on any device and in any dtype.
+        model: A model of Transformers, of a supported family, on any device and in any dtype; of a PEFT model, the
+            base model is converted.
         config: Options; None means ``FavorppConfig()``. ``layers`` counts all attention layers of ``model``.
         calibration_data: Batches to calibrate on, see :func:`hf_favorpp.calibrate`; a few hundred inputs like those
             of the task, no labels needed. They make ``statistics="calibrated"``.
@@ -66,7 +67,7 @@ def convert_to_favorpp(
     Raises:
         ConfigError: ``config`` is not a FavorppConfig, ``layers`` names a layer that does not exist or cannot be
             converted, a layer cannot have the exact neighbourhood, or the other options do not go together.
-        ConversionError: The model is converted already, wrapped (DDP, FSDP, PEFT) or compiled, or no layer keeps to
+        ConversionError: The model is converted already, wrapped (DDP, FSDP) or compiled, or no layer keeps to
             ``error_budget``.
         InputError: ``calibration_data`` is empty, or gives queries or keys that are not finite.
         UnsupportedModelError: The family is not supported, or no layer can be converted. The message says why.
@@ -75,14 +76,15 @@ def convert_to_favorpp(
     if not isinstance(config, FavorppConfig):
         raise ConfigError(f"config must be a FavorppConfig, got {type(config).__name__}.")
     budget = _error_budget(keep_softmax, error_budget, calibration_data)
-    require_bare_model(model)
-    if converted_layers(model):
+    base = _base_model(model)
+    require_bare_model(base)
+    if converted_layers(base):
         raise ConversionError(
-            f"{type(model).__name__} is converted already; call revert_to_softmax(model) first to convert it anew."
+            f"{type(base).__name__} is converted already; call revert_to_softmax(model) first to convert it anew."
         )
-    layers = plan_conversion(model, config)
-    parts = parts_of(model, layers)
-    _require_interface(model, layers)
+    layers = plan_conversion(base, config)
+    parts = parts_of(base, layers)
+    _require_interface(base, layers)
     built = [(layer, build_features(layer, part.options(config))) for part in parts for layer in part.layers]
     for layer, features in built:
         features.redraw_(0)
@@ -93,17 +95,23 @@ def convert_to_favorpp(
         for part in parts:
             _use_favorpp(part, part.options(config))
         if calibration_data is not None:
-            calibrate(model, calibration_data)
+            calibrate(base, calibration_data)
             if budget is not None:
-                _keep_within_budget(model, parts, before, next(iter(calibration_data)), budget)
+                _keep_within_budget(base, parts, before, next(iter(calibration_data)), budget)
     except BaseException:
         for layer, _ in built:
             _detach(layer)
         for setting in before:
             setting.restore()
         raise
-    tell_what_changed(model)
+    tell_what_changed(base)
     return model
+
+
+def _base_model(model: Any) -> Any:
+    """Return the model of Transformers within a PEFT model; any other as it is."""
+    has_adapters = isinstance(getattr(model, "peft_config", None), dict)
+    return model.get_base_model() if has_adapters and hasattr(model, "get_base_model") else model
 
 
 def _error_budget(keep_softmax: str | None, error_budget: float | None, data: object) -> float | None:
@@ -164,7 +172,7 @@ def revert_to_softmax(model: Model) -> Model:
     conversion. A converted checkpoint that was loaded gets the default softmax implementation.
 
     Args:
-        model: A converted model.
+        model: A converted model, or a PEFT model of one.
 
     Returns:
         The same model.
@@ -172,27 +180,28 @@ def revert_to_softmax(model: Model) -> Model:
     Raises:
         ConversionError: The model is not converted, wrapped or compiled.
     """
-    require_bare_model(model)
-    if not converted_layers(model):
-        raise ConversionError(f"{type(model).__name__} is not converted; there is nothing to revert.")
-    layers = list(attention_layers(model))
-    default = model.get_correct_attn_implementation(None)
+    base = _base_model(model)
+    require_bare_model(base)
+    if not converted_layers(base):
+        raise ConversionError(f"{type(base).__name__} is not converted; there is nothing to revert.")
+    layers = list(attention_layers(base))
+    default = base.get_correct_attn_implementation(None)
     implementations = {
         id(config): features.replaced or default
-        for part in parts_of(model, [layer for layer in layers if layer.features])
+        for part in parts_of(base, [layer for layer in layers if layer.features])
         for config in part.configs
         if (features := part.layers[0].features)
     }
     for layer in layers:
         _detach(layer)
-    configs = [*(config for _, config in configurations(model.config)), *(layer.config for layer in layers)]
+    configs = [*(config for _, config in configurations(base.config)), *(layer.config for layer in layers)]
     for config in configs:
         if id(config) in implementations or config._attn_implementation == IMPLEMENTATION:
             config._attn_implementation = {"": implementations.get(id(config), default)}
         for option in ("favorpp", "attn_implementation"):
             if hasattr(config, option):
                 delattr(config, option)
-    for submodel in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+    for submodel in (module for module in base.modules() if isinstance(module, PreTrainedModel)):
         _remove_key(submodel, "_keys_to_ignore_on_load_missing", KEY_PATTERN)
         for name in KEEP_FLOAT32:
             _remove_key(submodel, "_keep_in_fp32_modules_strict", name)

@@ -1,7 +1,10 @@
 """How a converted model is saved and loaded: hooks around methods of Transformers, put in place by registration.py."""
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,9 @@ from hf_favorpp.convert import (
 )
 from hf_favorpp.errors import CheckpointError
 from hf_favorpp.families.plan import build_features, configurations, plan_loading
+from hf_favorpp.hub.card import complete_card, write_card
+from hf_favorpp.hub.remote import auto_map, forget_auto_map, write_remote_file
+from hf_favorpp.hub.upload import prepare_upload
 from hf_favorpp.nn import CALIBRATION_BUFFERS, FavorppFeatures
 
 Original = Callable[..., Any]
@@ -43,6 +49,7 @@ def post_init(original: Original, model: PreTrainedModel) -> Any:
         ConfigError: ``config.favorpp`` is not valid.
         UnsupportedModelError: The family is not supported, or no layer can be converted.
     """
+    forget_auto_map(model.config)
     if model.config._attn_implementation == IMPLEMENTATION:
         _attach_empty(model)
     holders = [config for _, config in configurations(model.config) if getattr(config, "favorpp", None) is not None]
@@ -156,9 +163,8 @@ def refuse_mismatched_keys(
 def save_pretrained(original: Original, model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     """Write the implementation into ``config.json``, from where Transformers itself would strip it.
 
-    Without it a plain reload would be softmax, silently. With it, loading without this package raises. A model made
-    of several gets it twice: at the top by the names of its parts, as it is read, and in each part, which can be
-    loaded alone.
+    Without it a plain reload would be softmax, silently. With it, loading without this package raises, unless
+    ``trust_remote_code=True`` lets the file beside the weights import it. A model card says so, and what was measured.
 
     Args:
         original: ``PreTrainedModel.save_pretrained``.
@@ -169,17 +175,123 @@ def save_pretrained(original: Original, model: PreTrainedModel, *args: Any, **kw
     Returns:
         What the original returns.
     """
+    with _written_into_config(model) as converted:
+        result = original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    folder, is_main = Path(given["save_directory"]), given.get("is_main_process", True)
+    saves = getattr(model, "should_save_on_this_rank", lambda is_main: is_main)
+    if converted and saves(is_main) and folder.is_dir():
+        if not given.get("push_to_hub"):
+            write_card(model, folder)
+        if auto_map(model):
+            write_remote_file(folder)
+    return result
+
+
+@contextmanager
+def _written_into_config(model: PreTrainedModel) -> Generator[bool]:
+    """Give the configuration, for a while, what only a saved one holds.
+
+    A model made of several gets the implementation twice: at the top by the names of its parts, as it is read, and in
+    each part, which can be loaded alone.
+
+    Yields:
+        Whether the model is converted and its weights, not adapters alone, are saved.
+    """
     parts = {part.path: part.config for part in converted_parts(model)}
-    if not parts:
-        return original(*args, **kwargs)
+    if not parts or _saves_adapters_only(model):
+        yield False
+        return
+    remote, upstream = auto_map(model), getattr(model.config, "auto_map", None)
     for config in parts.values():
         config.attn_implementation = IMPLEMENTATION
     model.config.attn_implementation = _by_part(model.config, list(parts))
+    if remote:
+        model.config.auto_map = remote
     try:
-        return original(*args, **kwargs)
+        yield True
     finally:
         for config in {id(config): config for config in (model.config, *parts.values())}.values():
             del config.attn_implementation
+        if remote:
+            del model.config.auto_map
+            if upstream is not None:
+                model.config.auto_map = upstream
+
+
+def upload_modified_files(
+    original: Original,
+    model: PreTrainedModel,
+    working_dir: Any,
+    repo_id: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Put the model card and the file of ``trust_remote_code`` among what ``push_to_hub`` uploads.
+
+    Args:
+        original: ``PushToHubMixin._upload_modified_files``.
+        model: The model.
+        working_dir: Folder that holds the checkpoint.
+        repo_id: Where it goes.
+        *args: For the original.
+        **kwargs: For the original.
+
+    Returns:
+        What the original returns.
+    """
+    if converted_parts(model) and not _saves_adapters_only(model):
+        prepare_upload(model, Path(working_dir), repo_id, kwargs.get("token"))
+    return original(working_dir, repo_id, *args, **kwargs)
+
+
+def on_push_begin(original: Original, handler: Any, args: Any, state: Any, *others: Any, **kwargs: Any) -> Any:
+    """Put the file of ``trust_remote_code`` where ``Trainer`` uploads from, also while it trains.
+
+    Args:
+        original: ``CallbackHandler.on_push_begin``.
+        handler: Knows the model.
+        args: Of the training.
+        state: Of the training.
+        *others: For the original.
+        **kwargs: For the original.
+
+    Returns:
+        What the original returns.
+    """
+    model = handler.model
+    if state.is_world_process_zero and isinstance(model, PreTrainedModel) and converted_parts(model):
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if auto_map(model):
+            write_remote_file(folder)
+    return original(args, state, *others, **kwargs)
+
+
+def training_summary(original: Original, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let the model card that ``Trainer`` writes say what kind of model this is.
+
+    Args:
+        original: ``TrainingSummary.from_trainer``.
+        trainer: The trainer.
+        *args: For the original.
+        **kwargs: For the original.
+
+    Returns:
+        What the original returns, with another ``to_model_card``.
+    """
+    summary = original(trainer, *args, **kwargs)
+    model = trainer.model
+    if isinstance(model, PreTrainedModel) and converted_parts(model):
+        folder = Path(trainer.args.output_dir)
+        name = trainer.hub_model_id or folder.name
+        plain, token = summary.to_model_card, trainer.args.hub_token
+        summary.to_model_card = lambda: complete_card(plain(), model, folder, name, token)
+    return summary
+
+
+def _saves_adapters_only(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def _by_part(config: Any, paths: list[tuple[str, ...]]) -> str | dict[str, Any]:

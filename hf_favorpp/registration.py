@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.modelcard import TrainingSummary
+from transformers.trainer_callback import CallbackHandler
 
 from hf_favorpp import pretrained
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
@@ -29,6 +31,9 @@ def register() -> None:
     if hasattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys"):  # a better message, not worth a dependency
         _wrap("_adjust_missing_and_unexpected_keys", pretrained.refuse_mismatched_keys)
     _wrap("save_pretrained", pretrained.save_pretrained)
+    _wrap("_upload_modified_files", pretrained.upload_modified_files)
+    _wrap("on_push_begin", pretrained.on_push_begin, CallbackHandler)
+    _wrap_training_summary()
     if version.parse(transformers.__version__) < version.parse("5.4"):
         _wrap_config_from_dict()
 
@@ -181,14 +186,24 @@ def _refuse_logit_terms(module: nn.Module, kwargs: dict[str, Any]) -> None:
         raise UnsupportedModelError(f"{type(module).__name__} asks for causal attention; encoders are converted only.")
 
 
-def _wrap(name: str, hook: Callable[..., Any]) -> None:
-    original = getattr(PreTrainedModel, name)
+def _wrap(name: str, hook: Callable[..., Any], owner: type = PreTrainedModel) -> None:
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         return hook(functools.partial(original, self), self, *args, **kwargs)
 
-    setattr(PreTrainedModel, name, wrapped)
+    setattr(owner, name, wrapped)
+
+
+def _wrap_training_summary() -> None:
+    original: Any = TrainingSummary.__dict__["from_trainer"].__func__
+
+    @classmethod  # type: ignore[misc]
+    def from_trainer(cls: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        return pretrained.training_summary(functools.partial(original, cls), trainer, *args, **kwargs)
+
+    TrainingSummary.from_trainer = from_trainer  # type: ignore[method-assign, assignment]
 
 
 def _wrap_config_from_dict() -> None:

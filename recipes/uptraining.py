@@ -12,12 +12,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from publish import create_repository, push_folder
+from publish import create_repository, measure_crossover, measure_fidelity, push_folder
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from uptraining_arguments import UptrainingArguments
 
 from hf_favorpp import FavorppConfig, RedrawSchedule
+from hf_favorpp.hub.card import write_card
+from hf_favorpp.nn import converted_layers
 from hf_favorpp.training.loop import TrainingReport
 from hf_favorpp.training.reload import check_reloaded
 from hf_favorpp.training.results import available_cores, describe_run, write_results
@@ -222,7 +224,8 @@ def finish(
         model: Unwrapped.
         preprocessor: Saved beside the model.
         output_dir: Of the run.
-        results: Content of results.json.
+        results: Content of results.json; how close a converted model is to softmax is added to it, and where it is
+            pushed, from which length on its attention is faster.
         auto: Class whose ``from_pretrained`` loads the model.
         batch: What the model is to predict before and after.
         repository: On the Hub, or None.
@@ -241,9 +244,15 @@ def finish(
             )
         rows = len(next(iter(batch.values())))
         print(f"loaded back from {output_dir} with from_pretrained: the same logits on {rows} validation rows")
+        if converted_layers(model):
+            results.update(measure_fidelity(model, output_dir, batch))
+            if repository is not None:
+                results["crossovers"] = measure_crossover(model)
         write_results(output_dir / RESULTS_FILE, results)
+        if converted_layers(model):
+            write_card(model, output_dir)
         if repository is not None:
-            push_folder(repository.name, output_dir, repository.token)
+            push_folder(repository.name, output_dir, repository.token, model)
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # end_training would also end the processes, which a second run needs
         tracker.finish()

@@ -25,10 +25,13 @@ ORDER = (
     "report_table",
     "report",
     "convert",
+    "hub",
     "attention_maps",
     "pretrained",
     "registration",
     "training",
+    "benchmarking",
+    "cli",
 )
 """From the bottom up: a part imports only parts before it, and itself."""
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import glue
@@ -200,12 +201,20 @@ def test_pushing_makes_the_repository_first_and_leaves_checkpoints_at_home(tiny_
             calls.append((repo_id, set(filter_repo_objects(files, ignore_patterns=ignore_patterns))))
 
     monkeypatch.setattr("publish.HfApi", Hub)
+    monkeypatch.setattr("publish.CROSSOVER_LENGTHS", (16, 32))
+    monkeypatch.setattr("publish.SECONDS_PER_LENGTH", 0.1)
     more = ("--max_train_steps", "1", "--checkpointing_steps", "1", "--twin")
     more += ("--push_to_hub", "--hub_model_id", "bert", "--hub_token", "secret")
     glue.main(arguments(tiny_bert, glue_dir, tmp_path, *more))
     uploaded = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "results.json"}
+    uploaded |= {"README.md", "modeling_favorpp.py"}
     assert calls == ["secret", "secret", ("me/bert", uploaded)]
     assert "secret" not in (tmp_path / "results.json").read_text()
+    results, card = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "README.md").read_text()
+    assert 'from_pretrained("me/bert")' in card
+    assert f"| converted | {fmean(results['fidelity']['layer_errors']):.4f} |" in card
+    assert "| matthews correlation | " in card
+    assert "Attention alone beside" in card
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -1,0 +1,227 @@
+"""The model card of a converted checkpoint: front matter, how to load it, and what was measured.
+
+A card that somebody wrote keeps its words: what this package has to say stands between two comments, and is renewed
+there.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CardData, EvalResult, ModelCard
+from huggingface_hub.constants import REPOCARD_NAME
+from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
+from transformers import PreTrainedModel
+
+from hf_favorpp.families import attention_layers
+from hf_favorpp.hub.measured import describe_results, find_results
+from hf_favorpp.hub.origin import LICENSE_FIELDS, Origin, find_origin, inherit_license
+from hf_favorpp.hub.remote import REMOTE_MODULE, auto_class_of
+
+BEGIN, END = "<!-- hf_favorpp: made from the checkpoint, renewed with each save -->", "<!-- hf_favorpp: end -->"
+OURS = "(FAVOR++)"
+"""Ends the names of those scores in the front matter that this package wrote."""
+TAGS = ("favorpp", "linear-attention", "performer")
+PLACEHOLDER = "that has been pushed on the Hub. This model card has been automatically generated."
+"""In every card that Transformers makes of its empty template."""
+TASKS = {
+    "AutoModelForAudioClassification": "audio-classification",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForVideoClassification": "video-classification",
+}
+"""Task of the Hub by Auto class, for the scores in the front matter."""
+
+
+def write_card(model: PreTrainedModel, folder: Path) -> None:
+    """Write README.md beside a saved checkpoint, unless one is there that this package has no part in.
+
+    Args:
+        model: The converted model, as saved in ``folder``.
+        folder: Of the checkpoint.
+    """
+    path = folder / REPOCARD_NAME
+    card = _load(path)
+    if card is None or BEGIN in card.text:
+        _complete(card, model, folder, folder.name, find_origin(model.config.name_or_path)).save(path)
+
+
+def publish_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str | bool | None = None) -> None:
+    """Write README.md for an upload. Words that somebody wrote stay: those in the folder, else those on the Hub.
+
+    Args:
+        model: The converted model, as saved in ``folder``.
+        folder: That is uploaded.
+        repo_id: Where it goes.
+        token: As ``push_to_hub`` takes it.
+    """
+    path = folder / REPOCARD_NAME
+    card = _load(path)
+    if card is None or _is_bare(card):
+        card = _load_from_hub(repo_id, token) or card
+    origin = find_origin(model.config.name_or_path)
+    if origin.base_model == repo_id:  # loaded from there: its card knows more
+        origin = Origin()
+    origin = _with_license(origin, card, token)
+    _complete(card, model, folder, repo_id, origin).save(path)
+
+
+def complete_card(
+    content: str, model: PreTrainedModel, folder: Path, name: str, token: str | bool | None = None
+) -> str:
+    """Add to a card what this package has to say.
+
+    Args:
+        content: The card, front matter and text.
+        model: The converted model, as saved in ``folder``.
+        folder: Of the checkpoint.
+        name: What ``from_pretrained`` is to be given.
+        token: To ask the Hub for the license of the base model.
+
+    Returns:
+        The card.
+    """
+    card = ModelCard(content, ignore_metadata_errors=True)
+    origin = _with_license(find_origin(model.config.name_or_path), card, token)
+    return str(_complete(card, model, folder, name, origin))
+
+
+def _with_license(origin: Origin, card: ModelCard | None, token: str | bool | None) -> Origin:
+    """Return the origin with the license of the base model, where the card does not state one already."""
+    if card is not None:
+        if any(card.data.get(name) for name in LICENSE_FIELDS):
+            return origin
+        if isinstance(known := card.data.get("base_model"), str):
+            origin = Origin(known, origin.license)
+    return inherit_license(origin, token)
+
+
+def _is_bare(card: ModelCard) -> bool:
+    """Return whether a card holds no words but those of a template."""
+    before, _, rest = card.text.partition(BEGIN)
+    outside = before + rest.partition(END)[2]
+    return PLACEHOLDER in card.text or not re.sub(r"^# .*$", "", outside, flags=re.MULTILINE).strip()
+
+
+def _complete(card: ModelCard | None, model: PreTrainedModel, folder: Path, name: str, origin: Origin) -> ModelCard:
+    results = find_results(folder, model.config.name_or_path)
+    if card is None:
+        card = ModelCard("---\n{}\n---\n")
+    if _is_bare(card):
+        card.text = f"\n# {name.rpartition('/')[2]}\n"
+        if origin.base_model is not None:
+            card.data["base_model"] = origin.base_model
+    _complete_data(card.data, model, name, origin, results)
+    card.text = _insert(card.text, f"{BEGIN}\n{_section(model, name, card.data, results)}{END}")
+    return card
+
+
+def _complete_data(
+    data: CardData, model: PreTrainedModel, name: str, origin: Origin, results: Mapping[str, Any] | None
+) -> None:
+    """Fill in what the front matter lacks; nothing that is there is changed, but the scores of this model."""
+    found: dict[str, Any] = {"library_name": "transformers", "base_model": origin.base_model}
+    if not any(data.get(field) for field in LICENSE_FIELDS):
+        found.update(origin.license)
+    for field, value in found.items():
+        if value is not None and data.get(field) is None:
+            data[field] = value
+    tags = data.get("tags") or []
+    data["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
+    scores = [score for score in data.get("eval_results") or [] if not str(score.metric_name).endswith(OURS)]
+    scores += _scores(model, results)
+    data["eval_results"] = scores or None
+    if scores:
+        data["model_name"] = data.get("model_name") or name.rpartition("/")[2]
+
+
+def _scores(model: PreTrainedModel, results: Mapping[str, Any] | None) -> list[EvalResult]:
+    """Return the metrics as the front matter takes them."""
+    task_type = TASKS.get(auto_class_of(model) or "")
+    task, metrics = (results or {}).get("task"), (results or {}).get("metrics")
+    if task_type is None or not isinstance(task, str) or not isinstance(metrics, Mapping):
+        return []
+    return [
+        EvalResult(
+            task_type=task_type,
+            dataset_type=task,
+            dataset_name=task,
+            metric_type=metric,
+            metric_name=f"{metric} {OURS}",
+            metric_value=value,
+        )
+        for metric, value in metrics.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
+
+
+def _section(model: PreTrainedModel, name: str, data: CardData, results: Mapping[str, Any] | None) -> str:
+    layers = list(attention_layers(model))
+    converted = [layer for layer in layers if layer.features]
+    count = "all" if len(converted) == len(layers) else f"{len(converted)} of its"
+    base = data.get("base_model")
+    of = f"[{base}](https://huggingface.co/{base})" if isinstance(base, str) else f"A {model.config.model_type} model"
+    auto = auto_class_of(model) or type(model).__name__
+    options = [layer.features.config.to_dict() for layer in converted if layer.features]
+    distinct = [option for index, option in enumerate(options) if option not in options[:index]]
+    measured = describe_results(results or {}) or (
+        "Nothing was recorded with this checkpoint. `hf_favorpp.approximation_report(model, batch)` measures how far "
+        "its attention is from softmax on inputs of yours."
+    )
+    return f"""## FAVOR++ attention
+
+{of} whose softmax attention was replaced by FAVOR++, positive random features ([Chefs' Random
+Tables](https://arxiv.org/abs/2205.15317)), in {count} {len(layers)} attention layers: time and memory grow linearly
+with the length of the input. It is an approximation: see below how close it is.
+
+### How to load it
+
+```python
+import hf_favorpp  # pip install hf-favorpp
+from transformers import {auto}
+
+model = {auto}.from_pretrained("{name}")
+```
+
+Without the import, `trust_remote_code=True` does the same where the package is installed: it runs
+[{REMOTE_MODULE}.py]({REMOTE_MODULE}.py), which imports it. `attn_implementation="sdpa"` gives the softmax model
+with these weights.
+
+### What was measured
+
+{measured}
+
+### Options
+
+```json
+{json.dumps(distinct[0] if len(distinct) == 1 else distinct)}
+```
+"""
+
+
+def _insert(text: str, section: str) -> str:
+    """Put the section where the last one was, else before the first heading of the second level."""
+    if BEGIN in text:
+        before, _, rest = text.partition(BEGIN)
+        return f"{before}{section}{rest.partition(END)[2]}"
+    if heading := re.search(r"^## ", text, re.MULTILINE):
+        return f"{text[: heading.start()]}{section}\n\n{text[heading.start() :]}"
+    return f"{text.rstrip()}\n\n{section}\n"
+
+
+def _load(path: Path) -> ModelCard | None:
+    return ModelCard.load(path, ignore_metadata_errors=True) if path.is_file() else None
+
+
+def _load_from_hub(repo_id: str, token: str | bool | None) -> ModelCard | None:
+    try:
+        card: ModelCard = ModelCard.load(repo_id, token=token, ignore_metadata_errors=True)  # type: ignore[arg-type]
+    except (EntryNotFoundError, OfflineModeIsEnabled):
+        return None
+    return card
