@@ -1,0 +1,334 @@
+"""What a model is calibrated or measured on: texts, images or recordings from files, as batches that it takes."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+
+from hf_favorpp.cli.failures import CommandError, NotFoundError
+from hf_favorpp.cli.output import output
+from hf_favorpp.cli.sources import Source
+
+TEXTS = (".txt", ".jsonl", ".csv", ".tsv")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+RECORDINGS = (".wav", ".flac")
+LONGEST = 512
+"""Tokens of a text where neither tokenizer nor model sets a limit."""
+ROW = 2**31 - 1
+"""Largest field of a CSV file, bytes."""
+
+Row = TypeVar("Row")
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data are read.
+
+    Attributes:
+        path: File or folder.
+        field: Of a JSON line or a row that holds the text.
+        max_samples: How many inputs to use, evenly spaced.
+        max_length: Tokens of a text or samples of a recording; None is what the model takes.
+        batch_size: Inputs a batch.
+    """
+
+    path: Path
+    field: str = "text"
+    max_samples: int = 256
+    max_length: int | None = None
+    batch_size: int = 8
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches, made when they are asked for, as often as they are.
+
+    Attributes:
+        groups: The inputs of each batch.
+        make: Makes the batch of some inputs.
+        kind: What they are: ``"texts"``, ``"images"`` or ``"recordings"``.
+        available: How many inputs there were to choose from.
+    """
+
+    groups: Sequence[Sequence[Any]]
+    make: Callable[[Sequence[Any]], Batch]
+    kind: str
+    available: int
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.make, self.groups)
+
+    @property
+    def used(self) -> int:
+        """How many inputs are used."""
+        return sum(map(len, self.groups))
+
+    def first(self) -> "Batches":
+        """Return the first batch alone."""
+        return replace(self, groups=self.groups[:1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON tells of them."""
+        return {"kind": self.kind, "used": self.used, "available": self.available, "batches": len(self)}
+
+
+def read_batches(options: DataOptions, source: Source, model: PreTrainedModel) -> Batches:
+    """Read the data that a model takes.
+
+    Args:
+        options: File or folder, and limits.
+        source: Of the tokenizer or processor.
+        model: Tells what it takes.
+
+    Returns:
+        Batches.
+
+    Raises:
+        CommandError: The model takes something else.
+        NotFoundError: There is nothing.
+    """
+    if not options.path.exists():
+        raise NotFoundError(f"there is no {options.path} to read data from.")
+    takes = model.main_input_name
+    if takes == "input_ids":
+        if hasattr(model.config, "vision_config"):
+            raise CommandError(
+                f"{type(model).__name__} takes images together with texts, which this command does not read: use "
+                f"calibrate(model, loader) and approximation_report(model, batch) in Python, or convert its image "
+                f"model alone."
+            )
+        return _chosen(read_texts(options.path, options.field), options, _text_maker(options, source, model), "texts")
+    if takes == "pixel_values":
+        paths = find_files(options.path, IMAGES)
+        make, chosen = _image_maker(source, model), _readable(spread(paths, options.max_samples))
+        return replace(_chosen(chosen, options, make, "images"), available=len(paths))
+    if takes == "input_values" and hasattr(model.config, "conv_kernel"):
+        # one at a time: without a mask padding would be heard
+        return _chosen(
+            find_files(options.path, RECORDINGS), options, _wave_maker(options, source, model), "recordings", 1
+        )
+    raise CommandError(
+        f"{type(model).__name__} takes {takes}, and this command reads texts, images and waveforms: use "
+        f"calibrate(model, loader) or approximation_report(model, batch) in Python."
+    )
+
+
+def read_texts(path: Path, field: str = "text") -> list[str]:
+    """Read texts.
+
+    Args:
+        path: A .txt file, one text a line; a .jsonl, .csv or .tsv file; or a folder of .txt files, one text each.
+        field: Of a JSON line or a row.
+
+    Returns:
+        The texts that are not blank.
+
+    Raises:
+        CommandError: It is no such file, a line has no such field, or there is no text.
+    """
+    if path.is_dir():
+        files = find_files(path, (".txt",))
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    elif path.suffix.lower() not in TEXTS:
+        raise CommandError(f"texts are read from {', '.join(TEXTS)} or from a folder of .txt, got {path}.")
+    else:
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                texts = list(_rows(path, file, field))
+        except UnicodeDecodeError as error:
+            raise CommandError(f"{path} must be UTF-8, and byte {error.start} is not.") from error
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise CommandError(f"{path} holds no text.")
+    return texts
+
+
+def _rows(path: Path, lines: Iterable[str], field: str) -> Iterator[str]:
+    kind = path.suffix.lower()
+    if kind == ".txt":
+        yield from (line.strip() for line in lines)
+        return
+    if kind == ".jsonl":
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise CommandError(f"{path}, line {number} is not JSON.") from None
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                fields = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                raise CommandError(
+                    f"{path}, line {number} must be an object with a string {field!r}, and has: {fields}. Name "
+                    f"another with --field."
+                )
+            yield row[field]
+        return
+    csv.field_size_limit(ROW)
+    table = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",")
+    if field not in (table.fieldnames or ()):
+        columns = ", ".join(table.fieldnames or ()) or "none"
+        raise CommandError(f"{path} has no column {field!r}; it has: {columns}. Name another with --field.")
+    yield from (row[field] or "" for row in table)
+
+
+def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Find files below a folder.
+
+    Args:
+        folder: The folder, or one such file.
+        suffixes: In lower case.
+
+    Returns:
+        The paths, sorted.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    paths = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = [path for path in paths if path.suffix.lower() in suffixes]
+    if not paths:
+        raise NotFoundError(f"the model takes {', '.join(suffixes)}, and there is none in {folder}.")
+    return paths
+
+
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return ``count`` evenly spaced rows, since files are sorted by class or date; all where there are fewer."""
+    if count >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
+def _chosen(
+    rows: Sequence[Any],
+    options: DataOptions,
+    make: Callable[[Sequence[Any]], Batch],
+    kind: str,
+    batch_size: int | None = None,
+) -> Batches:
+    chosen, size = spread(rows, options.max_samples), batch_size or options.batch_size
+    groups = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    return Batches(groups, make, kind, len(rows))
+
+
+def _text_maker(options: DataOptions, source: Source, model: PreTrainedModel) -> Callable[[Sequence[str]], Batch]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{source.name} has no tokenizer that could be loaded, which texts need.") from error
+    longest = longest_text(tokenizer, model.config)
+    if options.max_length is not None and options.max_length > longest:
+        output.note(f"texts are cut after {longest} tokens, which is what {source.name} takes.")
+    length = longest if options.max_length is None else min(options.max_length, longest)
+
+    def make(texts: Sequence[str]) -> Batch:
+        encoded = tokenizer(list(texts), truncation=True, max_length=length, padding=True, return_tensors="pt")
+        return {name: encoded[name] for name in encoded if name != "token_type_ids" or _has_types(model)}
+
+    return make
+
+
+def _has_types(model: PreTrainedModel) -> bool:
+    return getattr(model.config, "type_vocab_size", 0) > 0
+
+
+def longest_text(tokenizer: Any, config: Any) -> int:
+    """Return how many tokens a model takes.
+
+    Args:
+        tokenizer: Its ``model_max_length`` holds where one is set.
+        config: Of the model; of its positions RoBERTa and its like leave out those up to the padding.
+
+    Returns:
+        Tokens.
+    """
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 10**6 else []
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int):
+        offset = (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        limits.append(positions - offset)
+    return min(limits, default=LONGEST)
+
+
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "esm")
+
+
+def _readable(paths: Sequence[Path]) -> list[Path]:
+    image = _imported("PIL.Image", "pillow", "images")
+    good = []
+    for path in tqdm(paths, "looking at images", leave=False, delay=1):
+        try:
+            with image.open(path) as file:
+                file.verify()
+        except (OSError, SyntaxError, ValueError):
+            output.note(f"{path} is no readable image and is left out.")
+        else:
+            good.append(path)
+    if not good:
+        raise CommandError("none of the images can be read.")
+    return good
+
+
+def _image_maker(source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
+    image = _imported("PIL.Image", "pillow", "images")
+    try:
+        processor: Any = AutoImageProcessor.from_pretrained(source.location, **source.options)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"{source.name} has no image processor that could be loaded, so its images cannot be prepared: put "
+            f"preprocessor_config.json beside it."
+        ) from error
+
+    def make(paths: Sequence[Path]) -> Batch:
+        pictures = []
+        for path in paths:
+            with image.open(path) as file:
+                pictures.append(file.convert("RGB"))
+        pixels: Tensor = processor(images=pictures, return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels.to(model.dtype)}
+
+    return make
+
+
+def _wave_maker(options: DataOptions, source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
+    soundfile = _imported("soundfile", "soundfile", "recordings")
+    try:
+        extractor: Any = AutoFeatureExtractor.from_pretrained(source.location, **source.options)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"{source.name} has no feature extractor that could be loaded, so its recordings cannot be prepared: put "
+            f"preprocessor_config.json beside it."
+        ) from error
+
+    def make(paths: Sequence[Path]) -> Batch:
+        (path,) = paths
+        samples, rate = soundfile.read(path, dtype="float32")
+        if rate != extractor.sampling_rate:
+            raise CommandError(
+                f"{path} has {rate} samples a second, the model takes {extractor.sampling_rate}: resample it first."
+            )
+        wave = samples.mean(axis=1) if samples.ndim == 2 else samples
+        values = extractor(wave[: options.max_length], sampling_rate=rate, return_tensors="pt")["input_values"]
+        return {"input_values": torch.as_tensor(values).to(model.dtype)}
+
+    return make
+
+
+def _imported(module: str, package: str, purpose: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise CommandError(f"{purpose} are read with {package}: pip install 'hf-favorpp[cli]'.") from error
