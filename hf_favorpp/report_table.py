@@ -54,7 +54,7 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class ApproximationReport:
-    """What :func:`approximation_report` measured; ``print`` shows it as a table.
+    """What :func:`hf_favorpp.approximation_report` measured; ``print`` shows it as a table.
 
     Attributes:
         heads: One record per head of each converted layer, in the order of the layers.

@@ -1,15 +1,15 @@
 """Which implementation computes the attention, decided in this one place.
 
-==============  ========================================  ===================================================
-backend         runs                                      needs
-==============  ========================================  ===================================================
-``"cpu"``       chunks of tokens that stay in cache       a CPU
-``"triton"``    fused kernels                             a CUDA device of compute capability 8.0 or more, Triton,
-                                                          float16, bfloat16 or float32, head_dim <= 256,
-                                                          num_features <= 512
-``"reference"`` everything, step by step in PyTorch,      nothing
-                with (L x M) tensors
-==============  ========================================  ===================================================
+===============  ========================================  ==================================================
+backend          runs                                      needs
+===============  ========================================  ==================================================
+``"cpu"``        chunks of tokens that stay in cache       a CPU
+``"triton"``     fused kernels                             a CUDA device of compute capability 8.0 or more, Triton,
+                                                           float16, bfloat16 or float32, head_dim <= 256,
+                                                           num_features <= 512
+``"reference"``  everything, step by step in PyTorch,      nothing
+                 with (L x M) tensors
+===============  ========================================  ==================================================
 
 The first two compute attention that is not causal, with a positive kernel that estimates softmax (``"favor++"``,
 ``"favor+"``, ``"favor+hyperbolic"``), without a gradient through ``statistics``; they can be differentiated backward,
