@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-
-from hf_favorpp import FavorppConfig
+from uptraining_report import SOFTMAX, attention_name
 
 MAIN_METRIC = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "spearmanr"}
 """The metric of CRT Table 2 per task; elsewhere accuracy, which is top-1 of images."""
 ZERO_SHOT = ", before training"
-SOFTMAX = "softmax"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,7 +69,7 @@ def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
     """
     rows = []
     for result in results:
-        kinds = ((method(result), "metrics", ""), (method(result), "initial_metrics", ZERO_SHOT))
+        kinds = ((attention_name(result), "metrics", ""), (attention_name(result), "initial_metrics", ZERO_SHOT))
         for name, metrics, when in (*kinds, (SOFTMAX, "softmax_metrics", "")):
             found = result.get(metrics, {})
             rows += [(name, task_of(result), metric + when, 100 * value) for metric, value in found.items()]
@@ -84,36 +82,6 @@ def place(name: str) -> tuple[bool, bool, str, int]:
     """Return the sort key of a row: softmax, FAVOR+, FAVOR++, others, by features; neighbourhoods alone come last."""
     kind, _, num_features = name.partition(", M = ")
     return name != SOFTMAX, name.endswith("alone"), kind.replace("++", "~"), int(num_features or 0)
-
-
-def method(result: dict[str, Any]) -> str:
-    """Return what a run is called in the table.
-
-    Args:
-        result: Content of a results.json.
-
-    Returns:
-        Kernel, preconditioning, neighbourhood and number of features.
-    """
-    options = result.get("favorpp")
-    if options is None:
-        return SOFTMAX
-    config = FavorppConfig.from_dict(options)
-    window = config.exact_window
-    near = f"{window[0]} x {window[1]} tiles" if isinstance(window, tuple) else f"window of {window}"
-    if config.kernel == "none":
-        return f"{near} alone"
-    name = config.kernel.replace("favor", "FAVOR")
-    if name.startswith("FAVOR"):
-        name += {"none": ", as published", "center": ", centred"}.get(str(config.preconditioning), "")
-        name += {"diagonal": ", diagonal", "full": ", full"}.get(str(config.preconditioning), "")
-    if config.statistics == "calibrated":
-        name += ", calibrated"
-    if window:
-        name += f", {near}"
-    if config.redraw is not None:
-        name += f", redrawn every {config.redraw.every}"
-    return f"{name}, M = {config.num_features}"
 
 
 def draw(scores: pd.DataFrame, path: Path) -> None:
@@ -155,14 +123,14 @@ def draw_curves(results: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     tasks = list(dict.fromkeys(task_of(result) for result in results))
-    names = sorted({method(result) for result in results}, key=place)
+    names = sorted({attention_name(result) for result in results}, key=place)
     figure, axes = plt.subplots(2, len(tasks), figsize=(4.6 * len(tasks) + 3.2, 6.4), sharex="col", squeeze=False)
     lines = {}
     for column, task in enumerate(tasks):
         of_task = [result for result in results if task_of(result) == task]
         metric = main_metric(task, collect(of_task))
         for result in of_task:
-            name = method(result)
+            name = attention_name(result)
             style = {"color": "black" if name == SOFTMAX else f"C{names.index(name)}", "linewidth": 1.4, "alpha": 0.85}
             history = result["history"]
             steps = [entry["completed_steps"] for entry in history]

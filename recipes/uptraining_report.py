@@ -1,4 +1,4 @@
-"""The table that a training recipe ends with."""
+"""The table that a training recipe ends with, and what the attention of a run is called."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from hf_favorpp import FavorppConfig
+
+SOFTMAX = "softmax"
 
 
 def print_table(results: dict[str, Any], measurements: Mapping[str, str]) -> None:
@@ -21,9 +25,7 @@ def print_table(results: dict[str, Any], measurements: Mapping[str, str]) -> Non
     twin = results.get("softmax")
     if twin is not None:
         table.add_column("softmax", justify="right")
-    features = results["favorpp"] or {}
-    name = results["attention"] + (f", {features['num_features']} features" if features else "")
-    table.add_column(name, justify="right")
+    table.add_column(attention_name(results), justify="right")
     for metric, value in results["metrics"].items():
         before = [] if twin is None else [f"{100 * results['softmax_metrics'][metric]:.2f}"]
         table.add_row(f"{metric.replace('_', ' ')} x 100", *before, f"{100 * value:.2f}")
@@ -35,3 +37,33 @@ def print_table(results: dict[str, Any], measurements: Mapping[str, str]) -> Non
             before = [] if twin is None else [f"{twin[key]:,.0f}" if key in twin else ""]
             table.add_row(label, *before, f"{results[key]:,.0f}")
     Console().print(table)
+
+
+def attention_name(result: dict[str, Any]) -> str:
+    """Return what the attention of a run is called in tables.
+
+    Args:
+        result: Content of a results.json.
+
+    Returns:
+        Kernel, preconditioning, neighbourhood and number of features.
+    """
+    options = result.get("favorpp")
+    if options is None:
+        return SOFTMAX
+    config = FavorppConfig.from_dict(options)
+    window = config.exact_window
+    near = f"{window[0]} x {window[1]} tiles" if isinstance(window, tuple) else f"window of {window}"
+    if config.kernel == "none":
+        return f"{near} alone"
+    name = config.kernel.replace("favor", "FAVOR")
+    if name.startswith("FAVOR"):
+        name += {"none": ", as published", "center": ", centred"}.get(str(config.preconditioning), "")
+        name += {"diagonal": ", diagonal", "full": ", full"}.get(str(config.preconditioning), "")
+    if config.statistics == "calibrated":
+        name += ", calibrated"
+    if window:
+        name += f", {near}"
+    if config.redraw is not None:
+        name += f", redrawn every {config.redraw.every}"
+    return f"{name}, M = {config.num_features}"

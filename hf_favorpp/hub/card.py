@@ -22,8 +22,18 @@ from hf_favorpp.hub.origin import LICENSE_FIELDS, Origin, find_origin, inherit_l
 from hf_favorpp.hub.remote import REMOTE_MODULE, auto_class_of
 
 BEGIN, END = "<!-- hf_favorpp: made from the checkpoint, renewed with each save -->", "<!-- hf_favorpp: end -->"
-OURS = "(FAVOR++)"
+OURS = "(converted)"
 """Ends the names of those scores in the front matter that this package wrote."""
+PERFORMER = "[Performer](https://arxiv.org/abs/2009.14794)"
+KERNEL_NAMES = {
+    "favor++": "FAVOR++, positive random features ([Chefs' Random Tables](https://arxiv.org/abs/2205.15317))",
+    "favor+": f"FAVOR+, positive random features ({PERFORMER})",
+    "favor+hyperbolic": f"FAVOR+, hyperbolic positive random features ({PERFORMER})",
+    "trig": f"random Fourier features ({PERFORMER})",
+    "relu": f"ReLU features ({PERFORMER})",
+    "elu": "features elu + 1 ([Katharopoulos et al.](https://arxiv.org/abs/2006.16236))",
+    "none": "exact attention to a neighbourhood alone, a control",
+}
 TAGS = ("favorpp", "linear-attention", "performer")
 PLACEHOLDER = "that has been pushed on the Hub. This model card has been automatically generated."
 """In every card that Transformers makes of its empty template."""
@@ -174,11 +184,11 @@ def _section(model: PreTrainedModel, name: str, data: CardData, results: Mapping
         "Nothing was recorded with this checkpoint. `hf_favorpp.approximation_report(model, batch)` measures how far "
         "its attention is from softmax on inputs of yours."
     )
-    return f"""## FAVOR++ attention
+    kernels = ", ".join(dict.fromkeys(KERNEL_NAMES[option["kernel"]] for option in options))
+    return f"""## Linear attention
 
-{of} whose softmax attention was replaced by FAVOR++, positive random features ([Chefs' Random
-Tables](https://arxiv.org/abs/2205.15317)), in {count} {len(layers)} attention layers: time and memory grow linearly
-with the length of the input. It is an approximation: see below how close it is.
+{of} whose softmax attention was replaced by {kernels}, in {count} {len(layers)} attention layers: time and memory
+grow linearly with the length of the input. See below how close it is.
 
 ### How to load it
 

@@ -165,7 +165,7 @@ def test_results_of_other_weights_are_left_out(model, tmp_path, caplog):
     assert "| accuracy | 0.5000 |" in (tmp_path / "same" / "README.md").read_text()
     scores = front_matter(tmp_path / "same")["model-index"][0]["results"][0]
     assert scores["task"] == {"type": "text-classification"}
-    assert scores["metrics"] == [{"type": "accuracy", "value": 0.5, "name": "accuracy (FAVOR++)"}]
+    assert scores["metrics"] == [{"type": "accuracy", "value": 0.5, "name": "accuracy (converted)"}]
     loaded.classifier.bias.data += 1
     loaded.save_pretrained(tmp_path / "same")
     assert "accuracy" not in (tmp_path / "same" / "README.md").read_text(), "scores of the last save are stale"

@@ -114,7 +114,7 @@ def test_a_softmax_model_is_pushed_as_ever(hub, model):
     revert_to_softmax(model).push_to_hub(REPO)
     assert set(hub.files(REPO)) == PUSHED - {"modeling_favorpp.py"}
     assert "auto_map" not in json.loads(hub.files(REPO)["config.json"])
-    assert "FAVOR++" not in hub.card(REPO)
+    assert "Linear attention" not in hub.card(REPO)
 
 
 def test_a_pulled_model_that_is_reverted_forgets_how_it_was_loaded(hub, model, tmp_path):

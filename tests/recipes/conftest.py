@@ -24,6 +24,22 @@ from tiny_glue import (
 )
 from tiny_images import tiny_vision_model, write_folder, write_hub_folder
 from transformers import BertConfig, BertModel, BertTokenizer
+from versions import needs_transformers
+
+RUN_IMAGENET = {"test_imagenet_config.py", "test_imagenet_model.py", "test_imagenet_run.py"}
+
+
+class _NeedsPilProcessors(pytest.Module):
+    """Tests whose import alone fails on an older Transformers."""
+
+    def collect(self) -> list[pytest.Item]:
+        needs_transformers("5.4", "whose BitImageProcessorPil imagenet.py saves with a model")
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Ask for what imagenet.py needs before its tests are imported."""
+    return _NeedsPilProcessors.from_parent(parent, path=module_path) if module_path.name in RUN_IMAGENET else None
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +105,12 @@ def review_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _no_pause_after_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library datasets waits five seconds where a stream is left before its end."""
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
+@pytest.fixture(autouse=True)
+def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sample of benchmark.py is made of, at least: a tenth of a second of calls otherwise."""
+    monkeypatch.setattr("hf_favorpp.benchmarking.timing.SHORTEST_SAMPLE", 0.005)
 
 
 @pytest.fixture(scope="session")
