@@ -132,7 +132,7 @@ def test_more_features_come_closer_to_softmax_and_reverting_restores_it(model_ty
         assert calls == [0, 1]
         revert_to_softmax(model)
     assert errors[1] < errors[0] / 3
-    assert errors[1] < 0.08
+    assert errors[1] < 0.1
     assert fingerprint(model) == before
     assert torch.equal(features(model, batch), softmax)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
+from versions import needs_transformers
 
 HIDDEN_SIZE, NUM_HEADS, VOCABULARY, PAD = 32, 4, 64, 1
 
@@ -64,6 +65,8 @@ def tiny_model(
     model_type: str = "bert", auto=AutoModel, attn_implementation: str = "sdpa", **options
 ) -> PreTrainedModel:
     """Build a tiny model in eval mode whose parameters, biases too, are all random, and always the same."""
+    if model_type == "modernbert":
+        needs_transformers("5.7", "from which on the attention of ModernBERT can be replaced")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = auto.from_config(tiny_config(model_type, **options), attn_implementation=attn_implementation)

@@ -104,7 +104,7 @@ def review_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def _no_pause_after_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library datasets waits five seconds where a stream is left before its end."""
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
 
 
 @pytest.fixture(autouse=True)
