@@ -16,7 +16,7 @@ def test_what_may_be_skipped_exists(beginning):
 
 
 def test_older_versions_are_told_what_they_lack(monkeypatch):
-    installed = {"torch": "2.6.0+cu124", "transformers": "5.10.0"}
+    installed = {"torch": "2.6.0+cu124", "transformers": "5.10.0", "triton": "3.2.0"}
     monkeypatch.setattr(versions, "version", installed.__getitem__)
     assert versions.lacking("transformers", "5.4", "why") is None
     assert versions.lacking("transformers", "5.10", "why") is None
