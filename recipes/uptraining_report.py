@@ -11,6 +11,7 @@ from rich.table import Table
 from hf_favorpp import FavorppConfig
 
 SOFTMAX = "softmax"
+PRECONDITIONING_NAMES = {"none": "as published", "center": "centred", "diagonal": "diagonal", "full": "full"}
 
 
 def print_table(results: dict[str, Any], measurements: Mapping[str, str]) -> None:
@@ -58,8 +59,7 @@ def attention_name(result: dict[str, Any]) -> str:
         return f"{near} alone"
     name = config.kernel.replace("favor", "FAVOR")
     if name.startswith("FAVOR"):
-        name += {"none": ", as published", "center": ", centred"}.get(str(config.preconditioning), "")
-        name += {"diagonal": ", diagonal", "full": ", full"}.get(str(config.preconditioning), "")
+        name += f", {PRECONDITIONING_NAMES[str(config.preconditioning)]}"
     if config.statistics == "calibrated":
         name += ", calibrated"
     if window:

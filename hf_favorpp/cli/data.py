@@ -280,15 +280,19 @@ def _readable(paths: Sequence[Path]) -> list[Path]:
     return good
 
 
-def _image_maker(source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
-    image = _imported("PIL.Image", "pillow", "images")
+def _preprocessor(auto: Any, source: Source, name: str, inputs: str) -> Any:
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(source.location, **source.options)  # type: ignore[no-untyped-call]
+        return auto.from_pretrained(source.location, **source.options)
     except (OSError, ValueError) as error:
         raise CommandError(
-            f"{source.name} has no image processor that could be loaded, so its images cannot be prepared: put "
+            f"{source.name} has no {name} that could be loaded, so its {inputs} cannot be prepared: put "
             f"preprocessor_config.json beside it."
         ) from error
+
+
+def _image_maker(source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
+    image = _imported("PIL.Image", "pillow", "images")
+    processor = _preprocessor(AutoImageProcessor, source, "image processor", "images")
 
     def make(paths: Sequence[Path]) -> Batch:
         pictures = []
@@ -303,13 +307,7 @@ def _image_maker(source: Source, model: PreTrainedModel) -> Callable[[Sequence[P
 
 def _wave_maker(options: DataOptions, source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
     soundfile = _imported("soundfile", "soundfile", "recordings")
-    try:
-        extractor: Any = AutoFeatureExtractor.from_pretrained(source.location, **source.options)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise CommandError(
-            f"{source.name} has no feature extractor that could be loaded, so its recordings cannot be prepared: put "
-            f"preprocessor_config.json beside it."
-        ) from error
+    extractor = _preprocessor(AutoFeatureExtractor, source, "feature extractor", "recordings")
 
     def make(paths: Sequence[Path]) -> Batch:
         (path,) = paths

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
+from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,11 +18,10 @@ from transformers import PreTrainedModel
 from hf_favorpp.cli.failures import CommandError, NotFoundError, UsageError
 from hf_favorpp.cli.inspection import facts_table, in_bytes
 from hf_favorpp.cli.output import output
-from hf_favorpp.hub.card import publish_card
 from hf_favorpp.hub.origin import is_repository_id
-from hf_favorpp.hub.remote import auto_map, write_remote_file
+from hf_favorpp.hub.remote import REMOTE_MODULE, auto_map, write_remote_file
+from hf_favorpp.hub.upload import prepare_upload
 
-CARD = "README.md"
 LEFT_OUT = (
     ".*",
     "checkpoint-*",
@@ -77,7 +77,7 @@ def staged(folder: Path) -> Generator[Path]:
         for path in _uploaded(folder):
             link = stage / path.relative_to(folder)
             link.parent.mkdir(parents=True, exist_ok=True)
-            if path.name in (CARD, "modeling_favorpp.py"):
+            if path.name in (REPOCARD_NAME, f"{REMOTE_MODULE}.py"):
                 shutil.copyfile(path, link)
             else:
                 link.symlink_to(path.resolve())
@@ -121,8 +121,6 @@ def upload(
         CommandError: The Hub refuses.
         NotFoundError: The Hub cannot be reached.
     """
-    if auto_map(model):
-        write_remote_file(stage)
     document: dict[str, Any] = {"repo": repo, "revision": revision, "dry_run": dry_run, "commit_url": None}
     if not dry_run:
         api = HfApi(token=token)
@@ -131,7 +129,7 @@ def upload(
                 repo = str(api.create_repo(repo, private=private, exist_ok=True).repo_id)
                 if revision is not None:
                     api.create_branch(repo, branch=revision, exist_ok=True)
-                publish_card(model, stage, repo, token)
+                prepare_upload(model, stage, repo, token)
             commit = api.upload_folder(
                 repo_id=repo, folder_path=stage, revision=revision, commit_message=commit_message
             )
@@ -144,6 +142,8 @@ def upload(
         except OSError as error:  # no network
             raise NotFoundError(f"the Hub cannot be reached: {' '.join(str(error).split())[:200]}") from error
         document |= {"repo": repo, "commit_url": str(commit.commit_url)}
+    elif auto_map(model):
+        write_remote_file(stage)  # which is listed too
     files = {str(path.relative_to(stage)): path.stat().st_size for path in sorted(stage.rglob("*")) if path.is_file()}
     return {**document, "files": files, "bytes": sum(files.values())}
 

@@ -5,28 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from made_up_rows import NAME, left_out, rows_of, timed
 
-from hf_favorpp import FavorppConfig
-from hf_favorpp.benchmarking.lineup import Entry, Lineup, Observer, config_name
-from hf_favorpp.benchmarking.rows import crossover, crossovers, fastest, make_rows, ratio
-from hf_favorpp.benchmarking.timing import Measurement
-
-CONFIG = FavorppConfig(num_features=8)
-NAME = config_name(CONFIG)
-
-
-def timed(ms, peak=1.0):
-    return Measurement(ms, 0.9 * ms, 1.1 * ms, 5, peak)
-
-
-def left_out(reason):
-    return Measurement(reason=reason)
-
-
-def rows_of(length, measured, peers=None, **more):
-    observer = Observer("auto")
-    observer.seen.append("cpu")
-    return make_rows(Lineup(length, [], [Entry(NAME, CONFIG, observer, peers or {}, more)]), measured)
+from hf_favorpp.benchmarking.rows import crossover, crossovers, fastest, ratio
 
 
 def test_a_row_holds_times_ratios_and_memory():
