@@ -81,6 +81,7 @@ def test_a_peft_model_is_calibrated_while_it_is_converted():
     assert {layer.config.statistics for layer in converted_layers(model)} == {"calibrated"}
 
 
+@pytest.mark.filterwarnings("ignore:Could not find a config file in :UserWarning")  # PEFT 0.18, of a model never saved
 def test_adapters_within_transformers_are_saved_alone(tmp_path):
     model = convert_to_favorpp(softmax_model(), OPTIONS)
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["query"]))

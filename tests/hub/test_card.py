@@ -33,6 +33,7 @@ def test_a_saved_model_says_how_to_load_it_and_that_nothing_was_measured(model, 
     text = (tmp_path / "mine" / "README.md").read_text()
     assert front_matter(tmp_path / "mine") == {
         "library_name": "transformers",
+        "pipeline_tag": "text-classification",
         "tags": ["favorpp", "linear-attention", "performer"],
     }
     assert "Nothing was recorded with this checkpoint." in text
@@ -46,6 +47,24 @@ def test_the_snippet_runs(model, tmp_path, monkeypatch):
     names = {}
     exec((tmp_path / "mine" / "README.md").read_text().split("```")[1].removeprefix("python"), names)
     assert len(converted_layers(names["model"])) == 2
+
+
+def test_language_and_task_of_the_base_model_are_kept(model, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text("---\nlanguage: de\npipeline_tag: sentence-similarity\n---\n")
+    for of in (model, model.bert):
+        of.config.name_or_path = str(base)
+        of.save_pretrained(tmp_path / type(of).__name__)
+    with_a_head, without = (front_matter(tmp_path / type(of).__name__) for of in (model, model.bert))
+    assert with_a_head["language"] == without["language"] == "de"
+    assert (with_a_head["pipeline_tag"], without["pipeline_tag"]) == ("text-classification", "sentence-similarity")
+
+
+def test_options_are_those_in_force(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert json.loads(text.split("```json")[1].split("```")[0])["preconditioning"] == "center"
 
 
 def test_a_card_that_somebody_wrote_is_left_alone_by_a_save(model, tmp_path):

@@ -1,10 +1,12 @@
-"""The attention as a repository of the Kernel Hub: ``attn_implementation="owner/repo:function"``, from a folder.
+"""The attention as a repository of the Kernel Hub: ``attn_implementation="owner/repo:function"``.
 
-``LOCAL_KERNELS`` is how the package ``kernels`` takes a folder for a repository; nothing is sent or fetched.
+``LOCAL_KERNELS`` is how the package ``kernels`` takes a folder for a repository; nothing is sent or fetched but where
+the test has a Hub of its own.
 """
 
 import ast
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from transformers.integrations import hub_kernels
 
 from hf_favorpp import FavorppConfig, convert_to_favorpp
 from hf_favorpp.errors import ConfigError
+from hf_favorpp.hub.kernel import favorpp
 from hf_favorpp.hub.kernel_repository import write_kernel_repository
 from hf_favorpp.nn import converted_layers
 
 kernels = pytest.importorskip("kernels")
+GUIDE = Path(__file__).parents[2] / "hf_favorpp" / "guides" / "publishing.md"
 NAME = "me/favorpp:favorpp"
 BATCH = token_batch(9, 5)
 
@@ -114,3 +118,18 @@ def test_a_folder_with_files_and_an_impossible_version_are_refused(folder, tmp_p
         write_kernel_repository(folder)
     with pytest.raises(ConfigError, match="version must be an integer of at least 1, got 0"):
         write_kernel_repository(tmp_path, version=0)
+
+
+def test_what_the_guide_uploads_is_loaded_from_the_hub(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(GUIDE.read_text(encoding="utf-8").rpartition("```python\n")[2].partition("```")[0], {})
+    repository = hub.repositories["me/favorpp-attention"]
+    assert (repository.kind, set(repository.branches)) == ("kernel", {"main", "v1"})
+    files = {str(path.relative_to("favorpp-attention")) for path in Path("favorpp-attention").rglob("*.*")}
+    assert set(hub.files("me/favorpp-attention", "v1")) == files
+    kernel = kernels.get_kernel("me/favorpp-attention", version=1, trust_remote_code=True)
+    assert Path(kernel.__file__).is_relative_to(tmp_path / "hf_home")
+    module = torch.nn.Module()
+    module.is_causal = False
+    qkv = torch.randn(3, 1, 2, 40, 8).unbind(0)
+    assert torch.equal(kernel.favorpp(module, *qkv, None)[0], favorpp(module, *qkv, None)[0])

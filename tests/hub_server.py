@@ -1,4 +1,4 @@
-"""A Hub that lives in a thread: as many of its endpoints as a push and a pull of a model need, kept in memory."""
+"""A Hub that lives in a thread: as many of its endpoints as pushes and pulls of models and kernels need, in memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 TOKEN = "hf_test"
-MODEL = r"/api/models/(?P<repo>[^/]+/[^/]+)"
+REPO = r"/api/(?:models|kernels)/(?P<repo>[^/]+/[^/]+)"
 
 
 @dataclass
 class Repository:
     private: bool = False
+    kind: str = "model"
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
 
-    def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
+    def commit(self, files: dict[str, bytes], branch: str = "main", message: str = "") -> str:
         before = self.commits.get(self.branches.get(branch, ""), {})
         sha = hashlib.sha1(f"{len(self.commits)} {sorted(files)}".encode(), usedforsecurity=False).hexdigest()
         self.commits[sha] = {**before, **files}
+        self.messages.append(message)
         self.branches[branch] = sha
         return sha
 
@@ -125,9 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.answer(401, {"error": "Invalid credentials"})
         status = 409 if name in self.hub.repositories else 200
-        self.hub.repositories.setdefault(
-            name, Repository(wanted.get("visibility") == "private" or bool(wanted.get("private")))
-        ).branches.setdefault("main", "")
+        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        repository = Repository(private, wanted.get("type", "model"))
+        self.hub.repositories.setdefault(name, repository).branches.setdefault("main", "")
         return self.answer(status, {"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 
     def validate(self, content):
@@ -146,11 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def commit(self, content, repo, revision):
-        files = {}
+        files, message = {}, ""
         for line in map(json.loads, content.decode().splitlines()):
-            if line["key"] == "file":
+            if line["key"] == "header":
+                message = line["value"]["summary"]
+            elif line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        sha = self.hub.repositories[repo].commit(files, revision)
+        sha = self.hub.repositories[repo].commit(files, revision, message)
         url = f"{self.hub.url}/{repo}/commit/{sha}"
         self.answer(body={"success": True, "commitOid": sha, "commitUrl": url})
 
@@ -170,17 +175,31 @@ class _Handler(BaseHTTPRequestHandler):
             }
             self.answer(body={**body, "siblings": [{"rfilename": name} for name in files or {}]})
 
-    def tree(self, content, repo, revision):
+    def refs(self, content, repo):
+        if repository := self.find(repo):
+            branches = [
+                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha}
+                for name, sha in repository.branches.items()
+            ]
+            self.answer(body={"branches": branches, "converts": [], "tags": []})
+
+    def tree(self, content, repo, revision, folder=None):
         if repository := self.find(repo):
             files = repository.files(revision)
             if files is None:
                 return self.missing("RevisionNotFound")
-            self.answer(
-                body=[
-                    {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}
-                    for name, data in files.items()
+            found = [
+                {"type": "file", "path": name, "size": len(data), "oid": _etag(data)} for name, data in files.items()
+            ]
+            if "recursive=true" not in self.path.lower():
+                prefix = f"{folder}/" if folder else ""
+                names = {name.removeprefix(prefix).partition("/")[0] for name in files if name.startswith(prefix)}
+                found = [each for each in found if each["path"].removeprefix(prefix) in names] + [
+                    {"type": "directory", "path": prefix + name, "oid": ""}
+                    for name in sorted(names)
+                    if prefix + name not in files
                 ]
-            )
+            self.answer(body=found)
 
     def resolve(self, content, repo, revision, file):
         if repository := self.find(repo):
@@ -200,11 +219,12 @@ def _etag(content: bytes) -> str:
 ROUTES = (
     ("POST", "/api/repos/create", _Handler.create_repo),
     ("POST", "/api/validate-yaml", _Handler.validate),
-    ("POST", rf"{MODEL}/preupload/(?P<revision>.+)", _Handler.preupload),
-    ("POST", rf"{MODEL}/commit/(?P<revision>.+)", _Handler.commit),
-    ("POST", rf"{MODEL}/branch/(?P<name>.+)", _Handler.branch),
-    ("GET", MODEL, _Handler.info),
-    ("GET", rf"{MODEL}/revision/(?P<revision>[^/]+)", _Handler.info),
-    ("GET", rf"{MODEL}/tree/(?P<revision>[^/]+)(/.*)?", _Handler.tree),
-    ("GET", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _Handler.resolve),
+    ("POST", rf"{REPO}/preupload/(?P<revision>.+)", _Handler.preupload),
+    ("POST", rf"{REPO}/commit/(?P<revision>.+)", _Handler.commit),
+    ("POST", rf"{REPO}/branch/(?P<name>.+)", _Handler.branch),
+    ("GET", REPO, _Handler.info),
+    ("GET", rf"{REPO}/revision/(?P<revision>[^/]+)", _Handler.info),
+    ("GET", rf"{REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.*))?", _Handler.tree),
+    ("GET", rf"{REPO}/refs", _Handler.refs),
+    ("GET", r"/(?:kernels/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _Handler.resolve),
 )
