@@ -19,9 +19,11 @@ from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments, scaled
-from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, observing
+from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, has_towers, observing, tower_for
 
 _log = logging.getLogger(__name__)
+TOKENS_PER_DIMENSION = 5
+"""With fewer tokens than so many times head_dim a covariance is mostly its ridge."""
 SAMPLE_TOKENS, SAMPLE_LENGTH = 8192, 1024
 """Tokens of a layer by whose attention the projections are chosen, and the longest part of a sequence among them."""
 
@@ -39,7 +41,9 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
 
     Args:
         model: A converted model, on any device, wrapped (DDP) or not; its training mode is as before afterwards.
-        dataloader: Batches, mappings of tensors as the model takes them; every process its own part.
+        dataloader: Batches, mappings of tensors as the model takes them; every process its own part. To a model of
+            images and texts, such as CLIP, a batch may bring images or texts alone; of a tower for which there are
+            none, every layer stays as it was.
         num_batches: How many to use, >= 1; None uses all.
 
     Returns:
@@ -64,12 +68,15 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
         observers = [_Observer(layer) for layer in layers]
         with observing(layers, [observer.watch for observer in observers], exact=True):
             used = _run(model, dataloader, num_batches)
+        for observer in observers:
+            observer.moments.totals = sum_over_processes(observer.moments.totals)
+        observers = _reached(model, observers)
         with torch.autocast(layers[0].omega.device.type, enabled=False):
             chosen = _choose(observers, used)
-        for layer, (preconditioner, projections) in zip(layers, chosen, strict=True):
-            layer.set_preconditioner_(preconditioner)
+        for observer, (preconditioner, projections) in zip(observers, chosen, strict=True):
+            observer.layer.set_preconditioner_(preconditioner)
             if projections is not None:
-                layer.set_projections_(*projections)
+                observer.layer.set_projections_(*projections)
     for module in model.modules():  # a wrapper has no configuration, and a head shares that of its base model
         options, own = getattr(module, "config", None), converted_layers(module)
         if own and options is not None and getattr(options, "favorpp", None) is not None:
@@ -77,12 +84,24 @@ def calibrate(model: Model, dataloader: Iterable[Mapping[str, Any]], num_batches
     return model
 
 
+def _reached(model: nn.Module, observers: list[_Observer]) -> list[_Observer]:
+    """Leave out the layers of a tower that there were no data for; of any other model all must be reached."""
+    reached = [observer for observer in observers if observer.saw_tokens]
+    if not reached or not has_towers(model):
+        return observers
+    if len(reached) < len(observers):
+        _log.warning(
+            "calibrated %d of %d converted layers; for the others there were no data.", len(reached), len(observers)
+        )
+    return reached
+
+
 def _choose(observers: list[_Observer], num_batches: int) -> list[tuple[Preconditioner, tuple[Tensor, Tensor] | None]]:
     """Return what each layer is to take over."""
     for index, observer in enumerate(observers):
-        observer.moments.totals = sum_over_processes(observer.moments.totals)
         observer.require_usable(index, num_batches)
-    bar = tqdm(observers, "choosing projections", leave=False, disable=not _is_main())
+    _warn_of_few(observers)
+    bar = tqdm(observers, "choosing projections", leave=False, disable=_hides_bars())
     chosen = [observer.choose() for observer in bar]
     if not all(observer.saw_far for observer in observers):
         _log.warning(
@@ -90,6 +109,16 @@ def _choose(observers: list[_Observer], num_batches: int) -> list[tuple[Precondi
             "calibrate on inputs as long as those of the task."
         )
     return chosen
+
+
+def _warn_of_few(observers: list[_Observer]) -> None:
+    """Say where there were too few tokens for the statistics that are made of them."""
+    tokens = min(int(observer.moments.totals[:, 0].min()) for observer in observers)
+    least = TOKENS_PER_DIMENSION * observers[0].layer.omega.shape[-1]
+    if tokens < least:
+        _log.warning(
+            "calibrated on %d tokens only: give at least %d, a few hundred inputs if possible.", tokens, least
+        )
 
 
 class _Observer:
@@ -127,6 +156,11 @@ class _Observer:
         self.sampled.append((x[:rows].gather(2, index), y[:rows].gather(2, index), mask))
         self.tokens_left -= int(mask.sum())
 
+    @property
+    def saw_tokens(self) -> bool:
+        """Whether there was a real token, on any process once the totals are summed."""
+        return bool((self.moments.totals[:, 0] > 0).all())
+
     def require_usable(self, index: int, num_batches: int) -> None:
         """Refuse totals of nothing, or of what is not finite."""
         if not torch.isfinite(self.moments.totals).all():
@@ -134,7 +168,7 @@ class _Observer:
                 f"calibration data must give finite queries and keys; those of converted layer {index} are not. Look "
                 f"for NaN in the inputs, or run the pass in float32 or bfloat16 where float16 overflows."
             )
-        if not (self.moments.totals[:, 0] > 0).all():
+        if not self.saw_tokens:
             if num_batches and not self.called:
                 raise InputError(
                     f"the calibration data never reached converted layer {index}: its part of the model does not run "
@@ -207,12 +241,13 @@ def _run(model: nn.Module, dataloader: Iterable[Mapping[str, Any]], num_batches:
     if num_batches is not None:
         total = num_batches if total is None else min(total, num_batches)
     used = 0
-    for batch in tqdm(islice(dataloader, num_batches), "calibrating", total, disable=not _is_main()):
+    for batch in tqdm(islice(dataloader, num_batches), "calibrating", total, leave=False, disable=_hides_bars()):
         if not isinstance(batch, Mapping):
             raise InputError(
                 f"a calibration batch must be a mapping of tensors, as the model takes it, got {type(batch).__name__}."
             )
-        model(**{name: t.to(device) if isinstance(t, Tensor) else t for name, t in batch.items()})
+        inputs = {name: t.to(device) if isinstance(t, Tensor) else t for name, t in batch.items()}
+        tower_for(model, batch)(**inputs)
         used += 1
     return used
 
@@ -235,5 +270,6 @@ def _num_processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _is_main() -> bool:
-    return _num_processes() == 1 or dist.get_rank() == 0
+def _hides_bars() -> bool | None:
+    """Return what tqdm takes: bars are for the terminal of the first process."""
+    return None if _num_processes() == 1 or dist.get_rank() == 0 else True

@@ -56,7 +56,8 @@ def convert_to_favorpp(
             base model is converted.
         config: Options; None means ``FavorppConfig()``. ``layers`` counts all attention layers of ``model``.
         calibration_data: Batches to calibrate on, see :func:`hf_favorpp.calibrate`; a few hundred inputs like those
-            of the task, no labels needed. They make ``statistics="calibrated"``.
+            of the task, no labels needed. They make ``statistics="calibrated"``. For CLIP and its like images alone,
+            or texts alone, will do.
         keep_softmax: ``"auto"`` leaves those layers softmax whose relative output error on the first batch of
             ``calibration_data`` is larger than ``error_budget``, and a warning names them; None converts them all.
         error_budget: The largest relative error |out - exact| / |exact| of a converted layer, > 0; None means 0.5.
@@ -140,14 +141,15 @@ def _keep_within_budget(
     model: PreTrainedModel, parts: list[Part], before: list["_Setting"], batch: Mapping[str, Any], budget: float
 ) -> None:
     """Give the layers beyond the budget their softmax back."""
-    errors = approximation_report(model, batch).layer_errors
-    layers = [layer for layer in attention_layers(model) if layer.features]
-    if all(not error <= budget for error in errors):  # NaN too
+    report = approximation_report(model, batch)
+    errors = {heads[0].name: error for heads, error in zip(report.layers, report.layer_errors, strict=True)}
+    if all(not error <= budget for error in errors.values()):  # NaN too
         raise ConversionError(
-            f"no layer keeps to error_budget={budget}: the smallest relative output error is {min(errors):.2f}. Allow "
-            f"more, or use more features or a larger exact_window."
+            f"no layer keeps to error_budget={budget}: the smallest relative output error is "
+            f"{min(errors.values()):.2f}. Allow more, or use more features or a larger exact_window."
         )
-    for layer, error in zip(layers, errors, strict=True):
+    for layer in attention_layers(model):
+        error = errors.get(layer.name, 0.0)
         if not error <= budget:
             _log.warning("%s stays softmax: its relative output error is %.2f.", layer.name, error)
             _detach(layer)

@@ -1,6 +1,6 @@
 """What a converted attention layer carries: its projections and how to use them."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], None]
 CALIBRATION_BUFFERS = (*Preconditioner._fields, "log_weights")
 FLOAT_BUFFERS = ("omega", *CALIBRATION_BUFFERS, "moments")
 """Buffers that stay float32 in a model of any dtype."""
+TOWERS = {"pixel_values": "vision_model", "input_ids": "text_model"}
+"""What a model of images and texts, such as CLIP, calls the models that it is made of, by what each of them takes."""
 
 
 class FavorppFeatures(nn.Module):
@@ -317,6 +319,28 @@ def converted_layers(model: nn.Module) -> list[FavorppFeatures]:
         The feature modules; empty where nothing is converted.
     """
     return [module for module in model.modules() if isinstance(module, FavorppFeatures)]
+
+
+def has_towers(model: nn.Module) -> bool:
+    """Return whether a model has a model of images and one of texts side by side, of which each runs alone."""
+    return all(hasattr(model, name) for name in TOWERS.values())
+
+
+def tower_for(model: nn.Module, batch: Mapping[str, Any]) -> nn.Module:
+    """Return what of a model a batch is for.
+
+    Args:
+        model: Any model.
+        batch: Inputs of all of it, or of one of its towers.
+
+    Returns:
+        The tower; the model where it has none, or the batch is for both.
+    """
+    given = [tower for name, tower in TOWERS.items() if name in batch]
+    if len(given) == 1 and has_towers(model):
+        tower: nn.Module = getattr(model, given[0])
+        return tower
+    return model
 
 
 @contextmanager

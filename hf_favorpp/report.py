@@ -1,5 +1,6 @@
 """How well converted attention stands in for softmax: measured per head on one batch, and end to end."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
 from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
-from hf_favorpp.nn import FavorppFeatures, evaluating, observing
+from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, observing, tower_for
 from hf_favorpp.report_table import ApproximationReport, HeadReport, judge
 
+_log = logging.getLogger(__name__)
 LOGITS_AT_ONCE = 2**23
 """Exact logits in memory at a time: softmax runs over as many queries at once."""
 
@@ -31,7 +33,8 @@ def approximation_report(model: nn.Module, batch: Mapping[str, Any]) -> Approxim
 
     Args:
         model: A converted model, on any device, in any dtype and mode; it runs in eval mode and without gradient.
-        batch: Tensors as the model takes them, at least one; they are moved to its device.
+        batch: Tensors as the model takes them, at least one; they are moved to its device. Of a model of images and
+            texts, such as CLIP, images or texts alone measure that part.
 
     Returns:
         The report.
@@ -50,16 +53,24 @@ def approximation_report(model: nn.Module, batch: Mapping[str, Any]) -> Approxim
             f"batch must be a mapping of tensors, as the model takes them, got {type(batch).__name__}; of a tokenizer "
             f"ask return_tensors='pt'."
         )
+    tower = tower_for(model, batch)
+    if own := converted_layers(tower):
+        layers = {name: layer for name, layer in layers.items() if layer in own}
     device = next(model.parameters()).device
     batch = {name: t.to(device) if isinstance(t, Tensor) else t for name, t in batch.items()}
     observers = [_Observer(layer) for layer in layers.values()]
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         with observing(list(layers.values()), [observer.watch for observer in observers], exact=True):
-            exact = model(**batch)
+            exact = tower(**batch)
         for name, observer in zip(layers, observers, strict=True):
             observer.require_tokens(name)
+        if not any(observer.saw_far for observer in observers):
+            _log.warning(
+                "no sequence of the batch is longer than exact_window: its attention is exact, and the report says "
+                "nothing of the features. Measure longer inputs."
+            )
         with observing(list(layers.values()), exact=False), observed_backends() as backends:
-            converted = model(**batch)
+            converted = tower(**batch)
     return ApproximationReport(
         heads=tuple(head for name, observer in zip(layers, observers, strict=True) for head in observer.heads(name)),
         layer_errors=tuple(observer.layer_error("error") for observer in observers),
@@ -79,6 +90,7 @@ class _Observer:
         self.calls = 0
         self.first_mask: Tensor | None = None
         self.first_tokens = 0
+        self.saw_far = False
 
     def watch(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None) -> None:
         """Add what one call of the layer shows; see :data:`hf_favorpp.nn.Probe`."""
@@ -89,6 +101,8 @@ class _Observer:
         if self.calls == 0:
             self.first_mask, self.first_tokens = key_mask, int(real.sum())
         self.calls += 1
+        _, window, _ = self.layer.neighbourhood(query.shape[2], query.device)
+        self.saw_far |= not window or int(real.sum(-1).max()) > window
         out = self.layer(query, key, value, key_mask, scaling)
         with torch.autocast(query.device.type, enabled=False):
             dtype = torch.promote_types(query.dtype, torch.float32)

@@ -18,8 +18,8 @@ from transformers import (
     VisionEncoderDecoderModel,
 )
 
-from hf_favorpp import FavorppConfig, calibrate, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.errors import ConversionError, UnsupportedModelError
+from hf_favorpp import FavorppConfig, approximation_report, calibrate, convert_to_favorpp, revert_to_softmax
+from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
 from hf_favorpp.families import attention_layers
 from hf_favorpp.nn import converted_layers
 
@@ -199,6 +199,56 @@ def test_a_tower_of_which_no_layer_keeps_to_the_budget_stays_softmax():
     assert model.config.text_config.to_dict() == before
     assert model.config.text_config._attn_implementation == "sdpa"
     assert len(converted_layers(model.vision_model)) == len(converted_layers(model)) == 2
+
+
+@every_towers
+def test_images_alone_calibrate_and_measure_the_image_model(model_type, caplog):
+    images = media_batch(f"{model_type}_vision_model")
+    model = convert_to_favorpp(towers(model_type), SMALL, calibration_data=[images])
+    expected = towers(model_type)
+    calibrate(convert_to_favorpp(expected, SMALL).vision_model, [images])
+    assert fingerprint(model) == fingerprint(expected)
+    assert {layer.calibrated for layer in converted_layers(model.vision_model)} == {True}
+    assert {layer.calibrated for layer in converted_layers(model.text_model)} <= {False}
+    said = "calibrated 2 of 4 converted layers; for the others there were no data."
+    assert (said in caplog.messages) == (model_type != "clip")
+    report = approximation_report(model, images)
+    alone = approximation_report(model.vision_model, images)
+    assert report.layer_errors == alone.layer_errors
+    assert report.end_to_end == alone.end_to_end
+    assert {head.name.split(".")[0] for head in report.heads} == {"vision_model"}
+
+
+def test_images_and_texts_calibrate_both_towers_in_any_order():
+    batch = towers_batch("siglip")
+    images, texts = {"pixel_values": batch["pixel_values"]}, {"input_ids": batch["input_ids"]}
+    expected = fingerprint(convert_to_favorpp(towers("siglip"), SMALL, calibration_data=[batch]))
+    assert fingerprint(convert_to_favorpp(towers("siglip"), SMALL, calibration_data=[texts, images])) == expected
+    model = calibrate(convert_to_favorpp(towers("siglip"), SMALL), [images])
+    assert fingerprint(calibrate(model, [texts])) == expected
+    errors = [approximation_report(model, each).layer_errors for each in (texts, images)]
+    assert errors[0] + errors[1] == approximation_report(model, batch).layer_errors
+
+
+def test_texts_have_nothing_to_say_of_a_model_whose_text_model_stays_softmax():
+    texts = [{"input_ids": towers_batch("clip")["input_ids"]}]
+    model = towers("clip")
+    before = fingerprint(model)
+    with pytest.raises(InputError, match="calibration data never reached converted layer 0"):
+        convert_to_favorpp(model, SMALL, calibration_data=texts)
+    assert fingerprint(model) == before
+    with pytest.raises(InputError, match="batch does not reach the converted layer vision_model"):
+        approximation_report(convert_to_favorpp(model, SMALL), texts[0])
+
+
+def test_a_budget_is_kept_by_the_tower_that_there_are_data_for():
+    images = {"pixel_values": towers_batch("siglip")["pixel_values"]}
+    with torch.no_grad():
+        (model := towers("siglip")).vision_model.encoder.layers[1].self_attn.q_proj.weight.mul_(8)
+    config = FavorppConfig(num_features=256, candidates=1)
+    convert_to_favorpp(model, config, calibration_data=[images], keep_softmax="auto", error_budget=0.5)
+    converted = [layer.name for layer in attention_layers(model) if layer.features]
+    assert [name.split(".")[0] for name in converted] == ["text_model", "text_model", "vision_model"]
 
 
 @pytest.mark.parametrize("name", ["CLIPVisionModel", "SiglipVisionModel", "SiglipTextModel", "Siglip2VisionModel"])

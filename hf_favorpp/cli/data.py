@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
-from hf_favorpp.cli.failures import CommandError, NotFoundError
+from hf_favorpp.cli.failures import CommandError, NotFoundError, UsageError
 from hf_favorpp.cli.output import output
 from hf_favorpp.cli.sources import Source
+from hf_favorpp.families import attention_layers
+from hf_favorpp.nn import has_towers
 
 TEXTS = (".txt", ".jsonl", ".csv", ".tsv")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -89,7 +92,7 @@ def read_batches(options: DataOptions, source: Source, model: PreTrainedModel) -
     Args:
         options: File or folder, and limits.
         source: Of the tokenizer or processor.
-        model: Tells what it takes.
+        model: Tells what it takes; CLIP and its like take images or texts, whichever there are.
 
     Returns:
         Batches.
@@ -101,23 +104,30 @@ def read_batches(options: DataOptions, source: Source, model: PreTrainedModel) -
     if not options.path.exists():
         raise NotFoundError(f"there is no {options.path} to read data from.")
     takes = model.main_input_name
+    if has_towers(model):
+        takes = "pixel_values" if any(_files(options.path, IMAGES)) else "input_ids"
+        reasons = [layer.left_out() for layer in attention_layers(model.get_submodule("text_model"))]
+        if takes == "input_ids" and reasons and all(reasons):
+            raise CommandError(f"{type(model).__name__} is to be given images ({', '.join(IMAGES)}): {reasons[0]}.")
+    elif hasattr(model.config, "vision_config") and takes == "input_ids":
+        raise CommandError(
+            f"{type(model).__name__} takes images together with texts, which this command does not read: use "
+            f"calibrate(model, loader) and approximation_report(model, batch) in Python."
+        )
     if takes == "input_ids":
-        if hasattr(model.config, "vision_config"):
-            raise CommandError(
-                f"{type(model).__name__} takes images together with texts, which this command does not read: use "
-                f"calibrate(model, loader) and approximation_report(model, batch) in Python, or convert its image "
-                f"model alone."
-            )
         return _chosen(read_texts(options.path, options.field), options, _text_maker(options, source, model), "texts")
     if takes == "pixel_values":
         paths = find_files(options.path, IMAGES)
-        make, chosen = _image_maker(source, model), _readable(spread(paths, options.max_samples))
+        make = _image_maker(source, model)
+        chosen = _readable(spread(paths, options.max_samples), "image", _check_image)
         return replace(_chosen(chosen, options, make, "images"), available=len(paths))
     if takes == "input_values" and hasattr(model.config, "conv_kernel"):
+        paths, shortest = find_files(options.path, RECORDINGS), samples_of_a_frame(model.config)
+        make = _wave_maker(options, source, model, shortest)
+        kind = f"recording of at least {shortest} samples"
+        chosen = _readable(spread(paths, options.max_samples), kind, partial(_check_wave, shortest=shortest))
         # one at a time: without a mask padding would be heard
-        return _chosen(
-            find_files(options.path, RECORDINGS), options, _wave_maker(options, source, model), "recordings", 1
-        )
+        return replace(_chosen(chosen, options, make, "recordings", 1), available=len(paths))
     raise CommandError(
         f"{type(model).__name__} takes {takes}, and this command reads texts, images and waveforms: use "
         f"calibrate(model, loader) or approximation_report(model, batch) in Python."
@@ -196,11 +206,15 @@ def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     Raises:
         NotFoundError: There is none.
     """
-    paths = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
-    paths = [path for path in paths if path.suffix.lower() in suffixes]
+    paths = sorted(_files(folder, suffixes))
     if not paths:
         raise NotFoundError(f"the model takes {', '.join(suffixes)}, and there is none in {folder}.")
     return paths
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    paths = [folder] if folder.is_file() else folder.rglob("*")
+    return (path for path in paths if path.suffix.lower() in suffixes and path.is_file())
 
 
 def spread(rows: Sequence[Row], count: int) -> list[Row]:
@@ -227,13 +241,14 @@ def _text_maker(options: DataOptions, source: Source, model: PreTrainedModel) ->
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
     except (OSError, ValueError) as error:
         raise CommandError(f"{source.name} has no tokenizer that could be loaded, which texts need.") from error
-    longest = longest_text(tokenizer, model.config)
+    longest = longest_text(tokenizer, model.config.text_config if has_towers(model) else model.config)
     if options.max_length is not None and options.max_length > longest:
         output.note(f"texts are cut after {longest} tokens, which is what {source.name} takes.")
     length = longest if options.max_length is None else min(options.max_length, longest)
+    padding = "max_length" if has_towers(model) else "longest"  # SigLIP reads padding, and was trained with all of it
 
     def make(texts: Sequence[str]) -> Batch:
-        encoded = tokenizer(list(texts), truncation=True, max_length=length, padding=True, return_tensors="pt")
+        encoded = tokenizer(list(texts), truncation=True, max_length=length, padding=padding, return_tensors="pt")
         return {name: encoded[name] for name in encoded if name != "token_type_ids" or _has_types(model)}
 
     return make
@@ -248,36 +263,73 @@ def longest_text(tokenizer: Any, config: Any) -> int:
 
     Args:
         tokenizer: Its ``model_max_length`` holds where one is set.
-        config: Of the model; of its positions RoBERTa and its like leave out those up to the padding.
+        config: Of the model.
 
     Returns:
         Tokens.
     """
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 10**6 else []
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int):
-        offset = (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
-        limits.append(positions - offset)
+    if (positions := positions_of(config)) is not None:
+        limits.append(positions)
     return min(limits, default=LONGEST)
+
+
+def positions_of(config: Any) -> int | None:
+    """Return for how many tokens a model has positions.
+
+    Args:
+        config: Of the model; RoBERTa and its like leave out those up to the padding.
+
+    Returns:
+        Tokens, or None where the configuration does not tell.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    return positions - ((config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0)
 
 
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "esm")
 
 
-def _readable(paths: Sequence[Path]) -> list[Path]:
-    image = _imported("PIL.Image", "pillow", "images")
+def _readable(paths: Sequence[Path], kind: str, check: Callable[[Path], None]) -> list[Path]:
     good = []
-    for path in tqdm(paths, "looking at images", leave=False, delay=1):
+    for path in tqdm(paths, "looking at the files", leave=False, delay=1):
         try:
-            with image.open(path) as file:
-                file.verify()
-        except (OSError, SyntaxError, ValueError):
-            output.note(f"{path} is no readable image and is left out.")
+            check(path)
+        except (OSError, RuntimeError, SyntaxError, ValueError):  # as Pillow and soundfile have it
+            output.note(f"{path} is no readable {kind} and is left out.")
         else:
             good.append(path)
     if not good:
-        raise CommandError("none of the images can be read.")
+        raise CommandError(f"none of the files is a readable {kind}.")
     return good
+
+
+def _check_image(path: Path) -> None:
+    with _imported("PIL.Image", "pillow", "images").open(path) as file:
+        file.verify()
+
+
+def _check_wave(path: Path, shortest: int) -> None:
+    samples = _imported("soundfile", "soundfile", "recordings").info(path).frames
+    if samples < shortest:
+        raise ValueError(f"{samples} samples")
+
+
+def samples_of_a_frame(config: Any) -> int:
+    """Return how many samples of a waveform a model needs at least.
+
+    Args:
+        config: Of the model; its convolutions make one frame of so many samples.
+
+    Returns:
+        Samples.
+    """
+    samples = 1
+    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        samples = (samples - 1) * stride + kernel
+    return int(samples)
 
 
 def _preprocessor(auto: Any, source: Source, name: str, inputs: str) -> Any:
@@ -299,13 +351,19 @@ def _image_maker(source: Source, model: PreTrainedModel) -> Callable[[Sequence[P
         for path in paths:
             with image.open(path) as file:
                 pictures.append(file.convert("RGB"))
-        pixels: Tensor = processor(images=pictures, return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels.to(model.dtype)}
+        encoded = processor(images=pictures, return_tensors="pt")
+        return {name: t.to(model.dtype) if t.is_floating_point() else t for name, t in encoded.items()}
 
     return make
 
 
-def _wave_maker(options: DataOptions, source: Source, model: PreTrainedModel) -> Callable[[Sequence[Path]], Batch]:
+def _wave_maker(
+    options: DataOptions, source: Source, model: PreTrainedModel, shortest: int
+) -> Callable[[Sequence[Path]], Batch]:
+    if options.max_length is not None and options.max_length < shortest:
+        raise UsageError(
+            f"--max-length must be at least {shortest} samples for {source.name}, got {options.max_length}."
+        )
     soundfile = _imported("soundfile", "soundfile", "recordings")
     extractor = _preprocessor(AutoFeatureExtractor, source, "feature extractor", "recordings")
 

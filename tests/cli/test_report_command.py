@@ -1,11 +1,21 @@
 """hf-favorpp report and calibrate: the library's numbers, on data in every format."""
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from command_runs import run, run_json
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, ViTModel
+from PIL import Image
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    ViTModel,
+)
 
-from hf_favorpp import approximation_report
+from hf_favorpp import FavorppConfig, approximation_report, convert_to_favorpp
 from hf_favorpp.nn import converted_layers
 
 
@@ -116,6 +126,99 @@ def test_a_model_of_images_is_given_texts(vit, texts, tmp_path):
     assert "the model takes .png" in run("report", tmp_path / "out", "--data", texts, code=3).stderr
 
 
-def test_a_model_of_both_is_told_where_to_go(clip, texts, tmp_path):
-    run("convert", clip, tmp_path / "out", "--num-features", 4)
-    assert "use calibrate(model, loader)" in run("report", tmp_path / "out", "--data", texts / "a.txt", code=1).stderr
+def tensors(folder):
+    return AutoModel.from_pretrained(folder).state_dict()
+
+
+def agree(first, second):
+    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_images_are_for_the_image_model_of_clip(clip, images, tmp_path):
+    data = ["--max-samples", 5, "--batch-size", 8]
+    options = ["--num-features", 4, "--calibration-data", images / "class0", *data]
+    document = run_json("convert", clip, tmp_path / "once", *options)
+    assert document["calibration"] == {"kind": "images", "used": 3, "available": 3, "batches": 1}
+    assert [layer["calibrated"] for layer in document["layers"]] == [None, None, True, True]
+    run("convert", clip, tmp_path / "plain", "--num-features", 4)
+    run("calibrate", tmp_path / "plain", tmp_path / "twice", "--data", images / "class0", *data)
+    pictures = [Image.open(path) for path in sorted((images / "class0").iterdir())]
+    batch = dict(AutoImageProcessor.from_pretrained(clip)(images=pictures, return_tensors="pt"))
+    expected = convert_to_favorpp(
+        AutoModel.from_pretrained(clip), FavorppConfig(num_features=4), calibration_data=[batch]
+    )
+    for name in ("once", "twice"):
+        assert agree(tensors(tmp_path / name), expected.state_dict())
+    found = run_json("report", tmp_path / "once", "--data", images / "class0")
+    assert found["layer_errors"] == pytest.approx(approximation_report(expected, batch).layer_errors, rel=1e-4)
+    assert found["num_tokens"] == 3 * 17
+
+
+def test_texts_are_for_the_text_model_of_siglip(siglip, images, texts, tmp_path):
+    run("convert", siglip, tmp_path / "plain", "--num-features", 4)
+    document = run_json("calibrate", tmp_path / "plain", tmp_path / "texts", "--data", texts / "a.txt")
+    assert [layer["calibrated"] for layer in document["layers"]] == [True, True, False, False]
+    assert "calibrated 2 of 4 converted layers; for the others there were no data." in document["notes"]
+    document = run_json("calibrate", tmp_path / "texts", tmp_path / "both", "--data", images)
+    assert [layer["calibrated"] for layer in document["layers"]] == [True] * 4
+    lines = ["the word was what some have", "it is"]
+    (tmp_path / "short.txt").write_text("\n".join(lines))
+    found = run_json("report", tmp_path / "both", "--data", tmp_path / "short.txt")
+    assert {head["name"].split(".")[0] for head in found["heads"]} == {"text_model"}
+    assert found["num_tokens"] == 2 * 24
+    batch = AutoTokenizer.from_pretrained(siglip)(lines, max_length=24, padding="max_length", return_tensors="pt")
+    assert list(batch) == ["input_ids"]
+    report = approximation_report(AutoModel.from_pretrained(tmp_path / "both"), batch)
+    assert found["layer_errors"] == pytest.approx(report.layer_errors, rel=1e-4)
+
+
+@pytest.mark.parametrize("command", ["convert", "calibrate", "report"])
+def test_clip_is_given_texts(clip, texts, tmp_path, command):
+    if command != "convert":
+        run("convert", clip, tmp_path / "plain", "--num-features", 4)
+    given = {
+        "convert": [clip, tmp_path / "out", "--calibration-data"],
+        "calibrate": [tmp_path / "plain", tmp_path / "out", "--data"],
+        "report": [tmp_path / "plain", "--data"],
+    }
+    message = run(command, *given[command], texts / "a.txt", code=1).stderr
+    assert (
+        "CLIPModel is to be given images (.png, .jpg, .jpeg, .webp, .bmp): the text model of CLIP is causal" in message
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_recordings(wav2vec2, recordings, tmp_path):
+    data = ["--data", recordings, "--max-length", 420]
+    document = run_json("convert", wav2vec2, tmp_path / "once", "--num-features", 8, "--calibration-data", *data[1:])
+    assert document["calibration"] == {"kind": "recordings", "used": 4, "available": 6, "batches": 4}
+    assert [note.partition("recordings0/")[2] for note in document["notes"]] == [
+        f"{name}.wav is no readable recording of at least 20 samples and is left out." for name in ("broken", "short")
+    ]
+    assert (tmp_path / "once" / "preprocessor_config.json").is_file()
+    run("convert", wav2vec2, tmp_path / "plain", "--num-features", 8)
+    run("calibrate", tmp_path / "plain", tmp_path / "twice", *data)
+    extractor, batches = AutoFeatureExtractor.from_pretrained(wav2vec2), []
+    for path in sorted(recordings.glob("[0-9].*")):
+        wave = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(axis=1)[:420]
+        batches.append({"input_values": extractor(wave, sampling_rate=16000, return_tensors="pt")["input_values"]})
+    model = AutoModel.from_pretrained(wav2vec2)
+    convert_to_favorpp(model, FavorppConfig(num_features=8), calibration_data=batches)
+    for name in ("once", "twice"):
+        assert agree(tensors(tmp_path / name), model.state_dict())
+    found = run_json("report", tmp_path / "once", "--data", recordings / "0.wav")
+    assert found["layer_errors"] == pytest.approx(approximation_report(model, batches[0]).layer_errors, rel=1e-4)
+    assert found["data"] == {"kind": "recordings", "used": 1, "available": 1, "batches": 1}
+
+
+def test_recordings_that_cannot_be_used(wav2vec2, recordings, texts, tmp_path):
+    run("convert", wav2vec2, tmp_path / "plain", "--num-features", 8)
+    soundfile.write(tmp_path / "slow.wav", np.zeros(400), 8000)
+    for options, code, message in (
+        ([tmp_path / "slow.wav"], 1, "slow.wav has 8000 samples a second, the model takes 16000: resample it first."),
+        ([recordings / "broken.wav"], 1, "none of the files is a readable recording of at least 20 samples."),
+        ([recordings, "--max-length", 19], 2, "--max-length must be at least 20 samples for"),
+        ([texts], 3, "the model takes .wav, .flac, and there is none in"),
+    ):
+        result = run("report", tmp_path / "plain", "--data", *options, code=code)
+        assert message in result.stderr.splitlines()[-1]
