@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hf_favorpp import __version__
 from hf_favorpp.cli import bench, calibrate, convert, inspect, push, report
@@ -13,6 +13,27 @@ from hf_favorpp.cli.failures import EXIT_CODES, ExitCode
 from hf_favorpp.cli.output import output
 
 EPILOG = "Exit codes:\n\n" + "\n".join(f"- `{code.value}` {text}" for code, text in EXIT_CODES.items())
+
+
+class Command(TyperCommand):
+    """A command whose errors know which one it is; the parser tells that of some alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Args:
+            ctx: Of the command.
+            args: What follows its name.
+
+        Returns:
+            What is left.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
 
 
 class Commands(TyperGroup):
@@ -81,4 +102,4 @@ for name, function in (
     ("bench", bench.bench),
     ("push", push.push),
 ):
-    app.command(name)(function)
+    app.command(name, cls=Command)(function)

@@ -8,7 +8,6 @@ from hf_favorpp.cli import options
 from hf_favorpp.cli.failures import UsageError
 from hf_favorpp.cli.output import output
 from hf_favorpp.config import KERNELS, FavorppConfig
-from hf_favorpp.errors import ConfigError
 
 LENGTHS, MODEL_LENGTHS, IMAGE_SIZES = "256,512,1024,2048,4096", "256,512,1024,2048", "224,384,518,768"
 _HOW, _WHAT = "How FAVOR++ attends", "What is timed"
@@ -85,7 +84,7 @@ def bench(
         _refuse(f"--lengths must be at least 1, got {sizes[0]}.")
     if isinstance(window, tuple) and model is None:
         _refuse("--exact-window RxC needs a model of images; attention alone has no image grid.")
-    config = _options(
+    config = FavorppConfig(
         num_features=num_features,
         kernel=kernel,
         preconditioning=preconditioning,
@@ -102,18 +101,16 @@ def bench(
         title, makers = "attention alone", plan_attention(plan, num_heads, head_dim, config)
         default = LENGTHS
     else:
-        title, makers, images = plan_model(plan, model, config)
+        title, makers, images, longest = plan_model(plan, model, config)
         default = IMAGE_SIZES if images else MODEL_LENGTHS
     sizes = sizes or options.parse_numbers("--lengths", default)
+    if model is not None and longest is not None and (beyond := [str(size) for size in sizes if size > longest]):
+        output.note(
+            f"{model} takes {longest} tokens at most: a model of its shape with more positions is timed at "
+            f"{', '.join(beyond)}."
+        )
     document = race(plan, title, makers, sizes)
     output.result(document, *show_race(document))
-
-
-def _options(**given: object) -> FavorppConfig:
-    try:
-        return FavorppConfig(**given)  # type: ignore[arg-type]
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
 
 
 def _refuse(message: str) -> None:

@@ -39,7 +39,14 @@ def calibrate(
         from hf_favorpp.calibration import calibrate as calibrate_model
         from hf_favorpp.cli.conversion import describe_conversion, show_conversion
         from hf_favorpp.cli.data import DataOptions, read_batches
-        from hf_favorpp.cli.sources import find_source, load_config, load_model, prepare_libraries, require_converted
+        from hf_favorpp.cli.sources import (
+            find_source,
+            load_config,
+            load_model,
+            options_of,
+            prepare_libraries,
+            require_converted,
+        )
         from hf_favorpp.cli.writing import require_writable, save_whole
     prepare_libraries()
     source = find_source(path, revision, trust_remote_code)
@@ -48,7 +55,8 @@ def calibrate(
     require_converted(source, config)
     model = load_model(source, config, device=device)
     batches = read_batches(DataOptions(data, field, max_samples, max_length, batch_size), source, model)
-    calibrate_model(model, batches)
+    with options_of(source):
+        calibrate_model(model, batches)
     agreement = save_whole(model, source, destination, keep_card=True)
     seconds = time.perf_counter() - begin
     document = describe_conversion("calibrate", model, source, destination, agreement, batches, seconds)

@@ -83,5 +83,7 @@ def show_conversion(document: Mapping[str, Any], agreement: Agreement | None) ->
     facts.add_row("weights", size)
     facts.add_row("check", "not read back (--no-check)" if agreement is None else str(agreement))
     facts.add_row("took", f"{document['seconds']:.1f} s")
+    if not any(layer["calibrated"] for layer in layers):
+        facts.add_row("note", "not calibrated: a coarse estimate of softmax; --calibration-data FILE brings it closer")
     facts.add_row("next", f"hf-favorpp report {destination} --data FILE")
     return facts

@@ -95,6 +95,7 @@ def convert(
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    base_model: options.BaseModel = None,
     overwrite: options.Overwrite = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Read DST back and compare.", rich_help_panel="Output")
@@ -131,6 +132,8 @@ def convert(
         from hf_favorpp.cli.data import DataOptions, read_batches
         from hf_favorpp.cli.sources import (
             DTYPES,
+            QUICKSTART_HUB_ID,
+            QUICKSTART_MODEL,
             converted_options,
             find_source,
             load_config,
@@ -158,7 +161,8 @@ def convert(
         keep_softmax=None if error_budget is None else "auto",
         error_budget=error_budget,
     )
-    agreement = save_whole(model, found, destination, check=check)
+    base_model = base_model or (QUICKSTART_HUB_ID if source == QUICKSTART_MODEL else None)
+    agreement = save_whole(model, found, destination, check=check, base_model=base_model)
     document = describe_conversion("convert", model, found, destination, agreement, data, time.perf_counter() - begin)
     output.result(document, show_conversion(document, agreement))
 

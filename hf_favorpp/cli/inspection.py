@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_favorpp.cli.failures import CommandError
 from hf_favorpp.cli.output import output
-from hf_favorpp.cli.sources import WEIGHTS, Source, model_class
+from hf_favorpp.cli.sources import WEIGHTS, Source, damaged_weights, model_class, options_of
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import FavorppError
 from hf_favorpp.families import attention_layers
@@ -45,12 +45,12 @@ def build_without_weights(source: Source, config: Any) -> PreTrainedModel:
         The model.
 
     Raises:
-        CommandError: Transformers cannot build it.
-        FavorppError: Its options or tensors are wrong.
+        CommandError: Transformers cannot build it, or its options are wrong.
+        FavorppError: Its tensors are wrong.
     """
     found = model_class(source, config)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), options_of(source):
             if isinstance(found, type) and issubclass(found, PreTrainedModel):
                 built: PreTrainedModel = found(config)
                 return built
@@ -162,22 +162,23 @@ def stored_tensors(source: Source) -> Tensors | None:
             return None
         files = found.files_metadata.values()
         return {name: (each.dtype, tuple(each.shape)) for file in files for name, each in file.tensors.items()}
-    tensors: Tensors = {}
-    paths = sorted(source.folder.glob("*.safetensors"))
-    for path in paths:
-        for name, each in _read_header(path).items():
-            if name != "__metadata__":
-                tensors[name] = (each["dtype"], tuple(each["shape"]))
-    return tensors if paths else None
+    for name in damaged_weights(source):
+        output.note(f"{name} of {source.name} is damaged or incomplete: download or save it again.")
+    headers = [_read_header(path) for path in sorted(source.folder.glob("*.safetensors"))]
+    if not headers or None in headers:
+        return None
+    each = {name: tensor for header in headers for name, tensor in (header or {}).items() if name != "__metadata__"}
+    return {name: (tensor["dtype"], tuple(tensor["shape"])) for name, tensor in each.items()}
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any] | None:
+    """Return what a file in safetensors says of its tensors, which may be cut off behind it; None where it is not."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(length))
-    except (struct.error, ValueError, MemoryError, OverflowError) as error:
-        raise CommandError(f"{path} is no safetensors file, or was cut short: write it again.") from error
+    except (struct.error, ValueError, MemoryError, OverflowError):
+        return None
     return header
 
 
@@ -260,7 +261,7 @@ def _summary(description: Mapping[str, Any]) -> Text:
     if description["convertible"]:
         able = sum(layer["stays_softmax"] is None for layer in layers)
         return Text(f"softmax; {able} of {len(layers)} layers can be converted", style="cyan")
-    return Text(f"softmax, and cannot be converted: {description['reason']}", style="yellow")
+    return Text(f"softmax; {description['reason']}", style="yellow")
 
 
 def show_options(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

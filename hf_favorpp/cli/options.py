@@ -30,7 +30,7 @@ Device = Annotated[
 
 DATA_HELP = (
     "Texts: .txt, one a line; .jsonl, .csv or .tsv with a field; or a folder of .txt. Images: a folder of png, jpg, "
-    "webp, bmp. Recordings: a folder of wav, flac."
+    "webp, bmp. Recordings: a folder of wav, flac. CLIP and SigLIP are given images; SigLIP's text model, texts."
 )
 Data = Annotated[Path, typer.Option("--data", help=DATA_HELP, rich_help_panel=_DATA, show_default=False)]
 CalibrationData = Annotated[
@@ -46,6 +46,13 @@ MaxLength = Annotated[
         min=1,
         help="Cut texts after so many tokens, recordings after so many samples. By default what the model takes.",
         rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Hub id of the softmax model, for the model card. By default what its own card or its name tells.",
         show_default=False,
     ),
 ]

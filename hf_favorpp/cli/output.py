@@ -58,7 +58,7 @@ class Output:
 
     @contextlib.contextmanager
     def without_notes(self) -> Generator[None]:
-        """Leave out what is told at every one of many conversions.
+        """Leave out what the library tells meanwhile, such as at every one of many conversions.
 
         Yields:
             Nothing.
@@ -104,7 +104,7 @@ class Output:
             What to exit with.
         """
         message, code = explain(error)
-        if self.debug:
+        if self.debug and code != ExitCode.USAGE:  # what is wrong with a command line is in no traceback
             print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
         _console(sys.stderr).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
         if self.as_json:

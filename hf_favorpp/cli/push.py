@@ -1,6 +1,5 @@
 """``hf-favorpp push``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +9,11 @@ from hf_favorpp.cli.output import output
 
 
 def push(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a converted model.", show_default=False)],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="Where it goes: user/name.", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a converted model.", show_default=False)],
+    repo: Annotated[
+        str,
+        typer.Argument(metavar="REPO", help="Where it goes: user/name; name alone is yours.", show_default=False),
+    ],
     private: Annotated[
         bool | None, typer.Option("--private/--public", help="Of a repository that is made.", show_default=False)
     ] = None,
@@ -24,8 +26,16 @@ def push(
             envvar="HF_TOKEN", help="By default that of 'hf auth login'.", show_default=False, show_envvar=True
         ),
     ] = None,
+    base_model: options.BaseModel = None,
     commit_message: Annotated[str, typer.Option(help="Of the one commit.")] = "Upload a model with FAVOR++ attention",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be uploaded, and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Tell what would be uploaded, and stop. The Hub is not asked: name, token and rights go unchecked.",
+        ),
+    ] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -45,8 +55,8 @@ def push(
         from hf_favorpp.cli.upload import require_folder, require_repo_id, show_upload, staged, upload
     prepare_libraries()
     require_repo_id(repo)
-    folder = require_folder(path)
-    source = find_source(str(folder))
+    source = find_source(path, trust_remote_code=trust_remote_code)
+    folder = require_folder(source)
     config = load_config(source)
     require_converted(source, config)
     model = load_model(source, config, device="cpu")
@@ -58,7 +68,8 @@ def push(
             private=private,
             revision=revision,
             token=token,
+            base_model=base_model,
             commit_message=commit_message,
             dry_run=dry_run,
         )
-    output.result({"source": str(path), **document}, show_upload(document))
+    output.result({"source": path, **document}, show_upload(document))

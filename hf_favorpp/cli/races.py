@@ -17,12 +17,13 @@ from hf_favorpp.benchmarking.attention import attention_lineup
 from hf_favorpp.benchmarking.checkpoints import kind_of_checkpoint
 from hf_favorpp.benchmarking.lineup import Lineup, Shape
 from hf_favorpp.benchmarking.models import MODELS, model_lineup
-from hf_favorpp.benchmarking.rows import PASSES, TITLES, crossovers, describe_crossover, make_rows
+from hf_favorpp.benchmarking.rows import PASSES, TITLES, crossovers, make_rows
 from hf_favorpp.benchmarking.timing import NOT_ASKED, Race
+from hf_favorpp.cli.data import positions_of
 from hf_favorpp.cli.failures import UsageError
 from hf_favorpp.cli.inspection import facts_table, new_table
 from hf_favorpp.cli.output import output
-from hf_favorpp.cli.sources import converted_options, find_device, find_source, load_config
+from hf_favorpp.cli.sources import converted_options, find_device, find_source, load_config, options_of
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.training.results import describe_hardware, installed_versions
 
@@ -108,7 +109,7 @@ def plan_attention(plan: Plan, num_heads: int, head_dim: int, config: FavorppCon
     return functools.partial(attention_lineup, shape=plan.shape(num_heads, head_dim), configs=[config])
 
 
-def plan_model(plan: Plan, name: str, config: FavorppConfig) -> tuple[str, MakeLineup, bool]:
+def plan_model(plan: Plan, name: str, config: FavorppConfig) -> tuple[str, MakeLineup, bool, int | None]:
     """Return what makes the contestants of a model.
 
     Args:
@@ -117,8 +118,10 @@ def plan_model(plan: Plan, name: str, config: FavorppConfig) -> tuple[str, MakeL
         config: Options for any other.
 
     Returns:
-        Its title, what makes the lineup of a size, and whether sizes are those of images.
+        Its title, what makes the lineup of a size, whether sizes are those of images, and the most tokens that the
+        checkpoint takes, where that is known.
     """
+    longest = None
     if name in MODELS and not Path(name).is_dir():
         kind = MODELS[name]
     else:
@@ -126,11 +129,13 @@ def plan_model(plan: Plan, name: str, config: FavorppConfig) -> tuple[str, MakeL
         found = load_config(source)
         stored = list(converted_options(found).values())
         kind = kind_of_checkpoint(found, name)
+        longest = None if kind.images else positions_of(found)
         if stored:
-            config = FavorppConfig.from_dict({**stored[0], "recalibrate": None, "redraw": None})
+            with options_of(source):
+                config = FavorppConfig.from_dict({**stored[0], "recalibrate": None, "redraw": None})
             output.note(f"{name} is converted: its own options are timed.")
     shape = plan.shape()
-    return kind.title, lambda size: model_lineup(kind, size, shape, [config]), kind.images
+    return kind.title, lambda size: model_lineup(kind, size, shape, [config]), kind.images, longest
 
 
 def race(plan: Plan, title: str, make_lineup: MakeLineup, sizes: Sequence[int]) -> dict[str, Any]:
@@ -206,9 +211,27 @@ def show_race(document: Mapping[str, Any]) -> Iterator[RenderableType]:
             if reason != NOT_ASKED:
                 yield Text(f"{row['length']} tokens: no {key}: {reason}", style="dim")
     for kind in document["passes"]:
-        yield Text.assemble(
-            (f"Faster than softmax in {TITLES[kind]} from: ", "bold"), f"{describe_crossover(entry, kind)} tokens"
-        )
+        yield Text.assemble((f"{TITLES[kind].capitalize()}: ", "bold"), describe_crossover(entry, kind))
+
+
+def describe_crossover(entry: Mapping[str, Any], kind: str) -> str:
+    """Return from which length on FAVOR++ is faster than softmax, as a sentence.
+
+    Args:
+        entry: One of :func:`hf_favorpp.benchmarking.rows.crossovers`.
+        kind: The pass.
+
+    Returns:
+        The sentence.
+    """
+    if entry[f"{kind}_measured"] is None:
+        return "not timed beside softmax at any length."
+    (shortest, longest), length = entry[f"{kind}_measured"], entry[kind]
+    if length is None:
+        return f"not faster than softmax up to {longest} tokens."
+    if length == shortest:
+        return f"faster than softmax from {shortest} tokens on, the shortest length that was timed."
+    return f"faster than softmax from about {length:.0f} tokens on."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], kind: str) -> Table:

@@ -24,6 +24,12 @@ def report(
     per_head: Annotated[
         bool, typer.Option("--per-head", help="List all heads, not the worst alone.", rich_help_panel="Output")
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Write it to results.json in the folder, for the model card.", rich_help_panel="Output"
+        ),
+    ] = False,
     fail_above: Annotated[
         float | None,
         typer.Option(
@@ -52,12 +58,14 @@ def report(
         _refuse(f"--plot must end in {', '.join(PLOTS)}, got {plot}.")
     with output.working("starting"):
         from hf_favorpp.cli.data import DataOptions, read_batches
-        from hf_favorpp.cli.reporting import draw, measure, show_report
+        from hf_favorpp.cli.reporting import draw, measure, record_fidelity, show_report
         from hf_favorpp.cli.sources import find_source, load_config, load_model, prepare_libraries, require_converted
     prepare_libraries()
     source = find_source(path, revision, trust_remote_code)
     config = load_config(source)
     require_converted(source, config)
+    if record and source.folder is None:
+        _refuse(f"--record writes into a folder, and {source.name} is on the Hub: download it first.")
     model = load_model(source, config, device=device)
     options_of_data = DataOptions(data, field, max_samples, max_length, batch_size=max_samples)
     batches = read_batches(options_of_data, source, model).first()
@@ -65,6 +73,8 @@ def report(
         found = measure(model, batches)
     if plot is not None:
         draw(found, plot)
+    if record and source.folder is not None:
+        record_fidelity(source.folder, found)
     document = {
         "source": source.name,
         "data": batches.to_dict(),

@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 from hf_favorpp.cli.data import Batch, Batches
 from hf_favorpp.cli.failures import CommandError
 from hf_favorpp.cli.inspection import facts_table, new_table
+from hf_favorpp.hub.measured import WEIGHTS_KEY, find_results, weights_digest
+from hf_favorpp.hub.origin import RESULTS_FILE
 from hf_favorpp.report import approximation_report
 from hf_favorpp.report_table import FAIR_ERROR, GOOD_ERROR, NUM_WORST, ApproximationReport, HeadReport
+from hf_favorpp.training.results import describe_run, write_results
 
 BAR = 10
 """Characters of an error of 1."""
@@ -38,6 +41,18 @@ def measure(model: PreTrainedModel, batches: Batches) -> ApproximationReport:
     """
     batch: Batch = next(iter(batches))
     return approximation_report(model, batch)
+
+
+def record_fidelity(folder: Path, found: ApproximationReport) -> None:
+    """Put an approximation report into results.json, beside what a run wrote there of the same weights.
+
+    Args:
+        folder: Of the checkpoint that was measured.
+        found: The report.
+    """
+    results = find_results(folder) or describe_run({})
+    measured = {WEIGHTS_KEY: weights_digest(folder), "fidelity": found.to_dict()}
+    write_results(folder / RESULTS_FILE, {**results, **measured})
 
 
 def draw(found: ApproximationReport, path: Path) -> None:
@@ -86,8 +101,9 @@ def show_report(
     yield _heads(found.heads if per_head else worst[:NUM_WORST], "All heads" if per_head else "Worst heads")
     yield Text(
         f"error: |out - softmax| / |softmax| of the attention output; good up to {GOOD_ERROR}, fair up to "
-        f"{FAIR_ERROR}. uniform: the same of the plain mean of the values. entropy: of the "
-        f"softmax weights, of at most, nats.",
+        f"{FAIR_ERROR}. uniform: the same of the plain mean of the values. entropy: of the softmax weights, in nats, "
+        f"/ the most it could be, that of equal weights. psi: mean of |query + key|^2 as the features see them; the "
+        f"larger, the noisier they are.",
         style="dim",
     )
 

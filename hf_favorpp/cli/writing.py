@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hf_favorpp.cli.failures import CommandError, ExitCode, UsageError
 from hf_favorpp.cli.output import output
 from hf_favorpp.cli.sources import Source, files_beside, local_files
+from hf_favorpp.hub.card import write_card
 
 CARD = "README.md"
 LENGTH = 160
@@ -43,13 +44,13 @@ class Agreement:
 
     def __str__(self) -> str:
         outputs = (
-            f"outputs agree to {self.difference:.0e}"
+            f"outputs agree to {self.difference:.0e} with those before saving"
             if self.difference
-            else "outputs are equal"
+            else "outputs are as before saving"
             if self.difference == 0
             else f"outputs were not compared: {self.why_not}"
         )
-        return f"reloaded: {self.tensors} tensors are equal, {outputs}"
+        return f"read back: {self.tensors} tensors and {outputs}"
 
 
 def require_writable(destination: Path, source: Source, overwrite: bool) -> None:
@@ -80,7 +81,13 @@ def require_writable(destination: Path, source: Source, overwrite: bool) -> None
 
 
 def save_whole(
-    model: PreTrainedModel, source: Source, destination: Path, *, check: bool = True, keep_card: bool = False
+    model: PreTrainedModel,
+    source: Source,
+    destination: Path,
+    *,
+    check: bool = True,
+    keep_card: bool = False,
+    base_model: str | None = None,
 ) -> Agreement | None:
     """Write a model with the tokenizer and processor of its source, and read it back, before it takes its place.
 
@@ -90,6 +97,7 @@ def save_whole(
         destination: The folder; what is there is replaced.
         check: Read it back and compare.
         keep_card: Begin with the model card of the source, which is one of the converted model.
+        base_model: Its id on the Hub, for the model card; None for what is known of it.
 
     Returns:
         How the reloaded model compares; None without a check.
@@ -102,12 +110,12 @@ def save_whole(
             beside = local_files(source)
             if keep_card and (beside / CARD).is_file():
                 shutil.copyfile(beside / CARD, folder / CARD)
-            model.save_pretrained(folder)
             for path in files_beside(beside):
                 copy = folder / path.relative_to(beside)
-                if not copy.exists():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, copy)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+            model.save_pretrained(folder)
+            write_card(model, folder, base_model)
         if not check:
             return None
         with output.working("reading it back"):
@@ -136,8 +144,6 @@ def _taking_the_place_of(destination: Path) -> Generator[Path]:
 @torch.no_grad()
 def _compare(model: PreTrainedModel, folder: Path, source: Source) -> Agreement:
     loader: Any = type(model)
-    if type(model).__module__.startswith("transformers_modules"):
-        return Agreement(0, None, "the model has code of its own, which is not run twice")
     reloaded = loader.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
     mine, theirs = model.state_dict(), reloaded.state_dict()
     for name in sorted(mine.keys() | theirs.keys()):

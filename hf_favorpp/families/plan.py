@@ -181,8 +181,8 @@ def parts_left_out(model: Any) -> Iterator[tuple[str, str]]:
         own = [layer for layer, where in layers if where == path]
         if not path or id(config) not in used or any(layer.features for layer in own):
             continue
-        unknown = REFUSED.get(config.model_type, f"model type {config.model_type!r} is not supported")
-        if reason := own[0].left_out() if own else unknown:
+        unknown = f"model type {config.model_type!r} is not supported"
+        if reason := own[0].left_out() if own else _why_refused(model, config) or unknown:
             yield ".".join(path), reason
 
 
@@ -235,11 +235,20 @@ def _path(model: Any, known: dict[tuple[str, ...], Any], layer: AttentionLayer) 
     return path if type(layer.config) in (type(known[path]), type(None)) else None
 
 
+def _why_refused(model: Any, config: Any) -> str | None:
+    """Return why what has a configuration cannot be converted, or None where nothing is known of it."""
+    own = [module for module in model.modules() if getattr(module, "config", None) is config]
+    causal = [module.is_causal for module in own if hasattr(module, "is_causal")]
+    if getattr(config, "is_decoder", False) or (causal and all(causal)):
+        return REFUSED.get(config.model_type, "it is a decoder, and only bidirectional encoders are converted")
+    return REFUSED.get(config.model_type)
+
+
 def _why_unsupported(model: Any) -> str:
     model_type = getattr(model.config, "model_type", "")
     supported = ", ".join(supported_model_types())
-    if model_type in REFUSED:
-        return f"{model_type} cannot be converted: {REFUSED[model_type]}. Convertible model types: {supported}."
+    if reason := _why_refused(model, model.config):
+        return f"{model_type} cannot be converted: {reason}. Convertible model types: {supported}."
     return (
         f"{type(model).__name__} (model_type {model_type!r}) is not supported, so no layer was converted. "
         f"Convertible model types: {supported}."

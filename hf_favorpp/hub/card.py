@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ KERNEL_NAMES = {
     "none": "exact attention to a neighbourhood alone, a control",
 }
 TAGS = ("favorpp", "linear-attention", "performer")
+UNNAMED = '("sentence_transformers_model_id"'
+"""In cards of Sentence-Transformers, where the name belongs that is known once the model is pushed."""
 PLACEHOLDER = "that has been pushed on the Hub. This model card has been automatically generated."
 """In every card that Transformers makes of its empty template."""
 TASKS = {
@@ -46,23 +49,33 @@ TASKS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForVideoClassification": "video-classification",
 }
-"""Task of the Hub by Auto class, for the scores in the front matter."""
+"""Task of the Hub by Auto class."""
+FEATURE_TASKS = {"input_ids": "feature-extraction", "pixel_values": "image-feature-extraction"}
+"""Task of a model without a head, by what it takes, where the base model has no other."""
 
 
-def write_card(model: PreTrainedModel, folder: Path) -> None:
+def write_card(model: PreTrainedModel, folder: Path, base_model: str | None = None) -> None:
     """Write README.md beside a saved checkpoint, unless one is there that this package has no part in.
 
     Args:
         model: The converted model, as saved in ``folder``.
         folder: Of the checkpoint.
+        base_model: Its id on the Hub; None for what is known of it.
     """
     path = folder / REPOCARD_NAME
     card = _load(path)
     if card is None or BEGIN in card.text:
-        _complete(card, model, folder, folder.name, find_origin(model.config.name_or_path)).save(path)
+        origin = _stated_origin(find_origin(model.config.name_or_path), card, base_model)
+        _complete(card, model, folder, folder.name, origin).save(path)
 
 
-def publish_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str | bool | None = None) -> None:
+def publish_card(
+    model: PreTrainedModel,
+    folder: Path,
+    repo_id: str,
+    token: str | bool | None = None,
+    base_model: str | None = None,
+) -> None:
     """Write README.md for an upload. Words that somebody wrote stay: those in the folder, else those on the Hub.
 
     Args:
@@ -70,6 +83,7 @@ def publish_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str 
         folder: That is uploaded.
         repo_id: Where it goes.
         token: As ``push_to_hub`` takes it.
+        base_model: Its id on the Hub; None for what is known of it.
     """
     path = folder / REPOCARD_NAME
     card = _load(path)
@@ -78,7 +92,7 @@ def publish_card(model: PreTrainedModel, folder: Path, repo_id: str, token: str 
     origin = find_origin(model.config.name_or_path)
     if origin.base_model == repo_id:  # loaded from there: its card knows more
         origin = Origin()
-    origin = _with_license(origin, card, token)
+    origin = _with_license(_stated_origin(origin, card, base_model), card, token)
     _complete(card, model, folder, repo_id, origin).save(path)
 
 
@@ -102,13 +116,22 @@ def complete_card(
     return str(_complete(card, model, folder, name, origin))
 
 
+def _stated_origin(origin: Origin, card: ModelCard | None, base_model: str | None) -> Origin:
+    """Return the origin with the base model that somebody named, and let the card name no other."""
+    if base_model is None:
+        return origin
+    if card is not None:
+        card.data["base_model"] = base_model
+    return replace(origin, base_model=base_model)
+
+
 def _with_license(origin: Origin, card: ModelCard | None, token: str | bool | None) -> Origin:
     """Return the origin with the license of the base model, where the card does not state one already."""
     if card is not None:
         if any(card.data.get(name) for name in LICENSE_FIELDS):
             return origin
         if isinstance(known := card.data.get("base_model"), str):
-            origin = Origin(known, origin.license)
+            origin = replace(origin, base_model=known)
     return inherit_license(origin, token)
 
 
@@ -127,16 +150,54 @@ def _complete(card: ModelCard | None, model: PreTrainedModel, folder: Path, name
         card.text = f"\n# {name.rpartition('/')[2]}\n"
         if origin.base_model is not None:
             card.data["base_model"] = origin.base_model
-    _complete_data(card.data, model, name, origin, results)
-    card.text = _insert(card.text, f"{BEGIN}\n{_section(model, name, card.data, results)}{END}")
+    library, loading, softmax = _how_to_load(model, folder, name)
+    _complete_data(card.data, model, name, library, origin, results)
+    section = _section(model, loading, softmax, card.data, results)
+    card.text = _insert(card.text.replace(UNNAMED, f'("{name}"'), f"{BEGIN}\n{section}{END}")
     return card
 
 
+def _how_to_load(model: PreTrainedModel, folder: Path, name: str) -> tuple[str, str, str]:
+    """Return the library that loads all of a checkpoint, the lines that do, and the option that gives softmax."""
+    if not (folder / "modules.json").is_file():
+        auto = auto_class_of(model) or type(model).__name__
+        names, calls = [auto], [f'model = {auto}.from_pretrained("{name}")']
+        for file, loader, variable in _beside(model):
+            if (folder / file).is_file():
+                names.append(loader)
+                calls.append(f'{variable} = {loader}.from_pretrained("{name}")')
+        lines = "\n".join((f"from transformers import {', '.join(names)}", "", *calls))
+        return "transformers", lines, 'attn_implementation="sdpa"'
+    options = folder / "config_sentence_transformers.json"
+    kind = json.loads(options.read_text(encoding="utf-8")).get("model_type") if options.is_file() else None
+    kind = kind or "SentenceTransformer"
+    lines = f'from sentence_transformers import {kind}\n\nmodel = {kind}("{name}")'
+    return "sentence-transformers", lines, 'model_kwargs={"attn_implementation": "sdpa"}'
+
+
+def _beside(model: PreTrainedModel) -> list[tuple[str, str, str]]:
+    """Return files that may lie beside a model, the Auto classes that load them, and what these are called."""
+    processor = ("AutoFeatureExtractor", "feature_extractor")
+    if model.main_input_name == "pixel_values":
+        processor = ("AutoImageProcessor", "image_processor")
+    return [("tokenizer_config.json", "AutoTokenizer", "tokenizer"), ("preprocessor_config.json", *processor)]
+
+
 def _complete_data(
-    data: CardData, model: PreTrainedModel, name: str, origin: Origin, results: Mapping[str, Any] | None
+    data: CardData,
+    model: PreTrainedModel,
+    name: str,
+    library: str,
+    origin: Origin,
+    results: Mapping[str, Any] | None,
 ) -> None:
     """Fill in what the front matter lacks; nothing that is there is changed, but the scores of this model."""
-    found: dict[str, Any] = {"library_name": "transformers", "base_model": origin.base_model}
+    auto = auto_class_of(model) or ""
+    task = TASKS.get(auto) or origin.description.get("pipeline_tag")
+    if task is None and auto == "AutoModel":
+        task = FEATURE_TASKS.get(model.main_input_name)
+    found: dict[str, Any] = {**origin.description, "pipeline_tag": task}
+    found |= {"library_name": library, "base_model": origin.base_model}
     if not any(data.get(field) for field in LICENSE_FIELDS):
         found.update(origin.license)
     for field, value in found.items():
@@ -171,16 +232,23 @@ def _scores(model: PreTrainedModel, results: Mapping[str, Any] | None) -> list[E
     ]
 
 
-def _section(model: PreTrainedModel, name: str, data: CardData, results: Mapping[str, Any] | None) -> str:
+def _section(
+    model: PreTrainedModel, loading: str, softmax: str, data: CardData, results: Mapping[str, Any] | None
+) -> str:
     layers = list(attention_layers(model))
     converted = [layer for layer in layers if layer.features]
     count = "all" if len(converted) == len(layers) else f"{len(converted)} of its"
     base = data.get("base_model")
     of = f"[{base}](https://huggingface.co/{base})" if isinstance(base, str) else f"A {model.config.model_type} model"
-    auto = auto_class_of(model) or type(model).__name__
-    options = [layer.features.config.to_dict() for layer in converted if layer.features]
+    options = [
+        {**layer.features.config.to_dict(), "preconditioning": layer.features.config.preconditioning}
+        for layer in converted
+        if layer.features
+    ]
     distinct = [option for index, option in enumerate(options) if option not in options[:index]]
-    measured = describe_results(results or {}) or (
+    described = describe_results(results or {})
+    closeness = " See below how close it is." if described else ""
+    measured = described or (
         "Nothing was recorded with this checkpoint. `hf_favorpp.approximation_report(model, batch)` measures how far "
         "its attention is from softmax on inputs of yours."
     )
@@ -188,20 +256,19 @@ def _section(model: PreTrainedModel, name: str, data: CardData, results: Mapping
     return f"""## Linear attention
 
 {of} whose softmax attention was replaced by {kernels}, in {count} {len(layers)} attention layers: time and memory
-grow linearly with the length of the input. See below how close it is.
+grow linearly with the length of the input.{closeness}
 
 ### How to load it
 
 ```python
 import hf_favorpp  # pip install hf-favorpp
-from transformers import {auto}
-
-model = {auto}.from_pretrained("{name}")
+{loading}
 ```
 
 Without the import, `trust_remote_code=True` does the same where the package is installed: it runs
-[{REMOTE_MODULE}.py]({REMOTE_MODULE}.py), which imports it. `attn_implementation="sdpa"` gives the softmax model
-with these weights.
+[{REMOTE_MODULE}.py]({REMOTE_MODULE}.py), which imports it. Without either, Transformers says that
+`attn_implementation="favorpp"` is not supported. `{softmax}` gives the softmax model
+with these weights, with a report of unexpected tensors of `favorpp`, which is harmless.
 
 ### What was measured
 

@@ -12,6 +12,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
 LICENSE_FIELDS = ("license", "license_name", "license_link")
+DESCRIPTION_FIELDS = ("language", "pipeline_tag")
+"""Of a card: what stays true of a converted model."""
 RESULTS_FILE = "results.json"
 _MOST_STEPS = 8
 _log = logging.getLogger(__name__)
@@ -24,10 +26,12 @@ class Origin:
     Attributes:
         base_model: Its id on the Hub, or None where it is not known.
         license: Fields of its card that state the license; empty where they are not known.
+        description: Its language and task, as far as its card says.
     """
 
     base_model: str | None = None
     license: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
 
 
 def find_origin(name_or_path: str | None) -> Origin:
@@ -50,13 +54,14 @@ def find_origin(name_or_path: str | None) -> Origin:
         if (card := folder / REPOCARD_NAME).is_file():
             data = ModelCard.load(card, ignore_metadata_errors=True).data
             base_model = data.get("base_model")
-            return Origin(base_model if isinstance(base_model, str) else None, license_of(data))
+            base_model = base_model if isinstance(base_model, str) else None
+            return Origin(base_model, license_of(data), _stated(data, DESCRIPTION_FIELDS))
         name_or_path = _argument(folder / RESULTS_FILE)
     return Origin()
 
 
 def inherit_license(origin: Origin, token: str | bool | None) -> Origin:
-    """Ask the Hub for the license of the base model.
+    """Ask the Hub for the license of the base model, and for what its card says besides.
 
     Args:
         origin: What is known.
@@ -72,7 +77,9 @@ def inherit_license(origin: Origin, token: str | bool | None) -> Origin:
     except Exception as error:  # of the network, the Hub, or a repository that is gone: no reason to fail an upload
         _log.warning("the license of %s is not known (%s): the model card states none.", origin.base_model, error)
         return origin
-    return Origin(origin.base_model, license_of(data) if data is not None else {})
+    if data is None:
+        return origin
+    return Origin(origin.base_model, license_of(data), {**_stated(data, DESCRIPTION_FIELDS), **origin.description})
 
 
 def license_of(data: Any) -> dict[str, Any]:
@@ -84,7 +91,11 @@ def license_of(data: Any) -> dict[str, Any]:
     Returns:
         Those that are there.
     """
-    return {name: data.get(name) for name in LICENSE_FIELDS if data.get(name) is not None}
+    return _stated(data, LICENSE_FIELDS)
+
+
+def _stated(data: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: data.get(name) for name in names if data.get(name) is not None}
 
 
 def is_repository_id(name: str) -> bool:

@@ -21,6 +21,8 @@ REMOTE_MODULE = "modeling_favorpp"
 
 LESS_TELLING = ("AutoModelForPreTraining", "AutoModelForTextEncoding")
 """Auto classes that share their models with others of a better known name."""
+CAUSAL = ("AutoModelForCausalLM",)
+"""Auto classes whose models attend causally, which is not converted."""
 
 
 def auto_map(model: PreTrainedModel) -> dict[str, str]:
@@ -34,7 +36,11 @@ def auto_map(model: PreTrainedModel) -> dict[str, str]:
     """
     if model._auto_class is not None:
         return {}
-    return {name: f"{REMOTE_MODULE}.{name}" for name, auto in _auto_classes() if type(model.config) in _classes(auto)}
+    return {
+        name: f"{REMOTE_MODULE}.{name}"
+        for name, auto in _auto_classes()
+        if name not in CAUSAL and type(model.config) in _classes(auto)
+    }
 
 
 def auto_class_of(model: PreTrainedModel) -> str | None:

@@ -8,7 +8,13 @@ from hf_favorpp.hub.card import publish_card
 from hf_favorpp.hub.remote import auto_map, write_remote_file
 
 
-def prepare_upload(model: PreTrainedModel, folder: Path, repo_id: str, token: str | bool | None = None) -> None:
+def prepare_upload(
+    model: PreTrainedModel,
+    folder: Path,
+    repo_id: str,
+    token: str | bool | None = None,
+    base_model: str | None = None,
+) -> None:
     """Write the model card and the file of ``trust_remote_code``.
 
     Args:
@@ -17,7 +23,8 @@ def prepare_upload(model: PreTrainedModel, folder: Path, repo_id: str, token: st
             card, where it is of these weights.
         repo_id: Where it goes.
         token: As ``push_to_hub`` takes it.
+        base_model: Its id on the Hub; None for what is known of it.
     """
-    publish_card(model, folder, repo_id, token)
+    publish_card(model, folder, repo_id, token, base_model)
     if auto_map(model):
         write_remote_file(folder)
