@@ -329,7 +329,7 @@ def test_the_image_encoder_of_another_model_is_converted_and_saved(tmp_path, cap
     before, softmax = fingerprint(model), logits(model, batch)
     caplog.clear()
     convert_to_favorpp(model, FavorppConfig(num_features=16, exact_window=(3, 3)))
-    assert "decoder stays softmax: model type 'gpt2' is not supported." in caplog.messages
+    assert "decoder stays softmax: it is a decoder, and only bidirectional encoders are converted." in caplog.messages
     converted = logits(model, batch)
     assert not torch.allclose(converted, softmax)
     assert fingerprint(revert_to_softmax(model)) == before

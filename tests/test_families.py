@@ -302,14 +302,20 @@ def test_asking_a_refused_family_for_favorpp_at_construction_raises(model_type):
 
 
 def test_a_family_that_is_not_known_is_refused_by_its_name_and_left_as_it_was():
-    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4, vocab_size=VOCABULARY)
+    config = AutoConfig.for_model("data2vec-text", **_SIZES)
     model = AutoModel.from_config(config)
     before = fingerprint(model)
-    with pytest.raises(UnsupportedModelError, match=r"GPT2Model \(model_type 'gpt2'\) is not supported"):
+    with pytest.raises(UnsupportedModelError, match=r"\(model_type 'data2vec-text'\) is not supported"):
         convert_to_favorpp(model)
     assert fingerprint(model) == before
-    with pytest.raises(UnsupportedModelError, match="'gpt2'"):
+    with pytest.raises(UnsupportedModelError, match="'data2vec-text'"):
         AutoModel.from_config(config, attn_implementation="favorpp")
+
+
+def test_a_causal_language_model_is_refused_because_it_is_a_decoder():
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4, vocab_size=VOCABULARY)
+    with pytest.raises(UnsupportedModelError, match=r"^gpt2 cannot be converted: it is a decoder, and only bidir"):
+        convert_to_favorpp(AutoModel.from_config(config))
 
 
 def test_a_decoder_is_refused_and_left_as_it_was():

@@ -277,7 +277,7 @@ def show_options(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not converted:
         return []
     kinds: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "features": lambda o: f"{o['num_features']} per head, {o['kernel']}, {o['projection']}, seed {o['seed']}",
+        "features": _features,
         "preconditioning": lambda o: str(o["preconditioning"]),
         "exact window": _neighbourhood,
     }
@@ -293,6 +293,11 @@ def show_options(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     elif asked:
         statistics = "to be calibrated, and were not: run hf-favorpp calibrate"
     return [*rows[:2], ("statistics", statistics), rows[2]]
+
+
+def _features(options: Mapping[str, Any]) -> str:
+    kernel = "" if options["kernel"] == "favor++" else f"{options['kernel']}, "  # the row above names that
+    return f"{options['num_features']} per head, {kernel}{options['projection']}, seed {options['seed']}"
 
 
 def _neighbourhood(options: Mapping[str, Any]) -> str:

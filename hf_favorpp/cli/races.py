@@ -197,10 +197,11 @@ def show_race(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     facts.add_row("timed", f"{document['title']}, {document['dtype']}, batch {document['batch_size']}")
     facts.add_row("on", machine)
     (first, *_), (entry,) = document["rows"], document["crossovers"]
+    kernel = "" if first["kernel"] == "favor++" else f"{first['kernel']}, "
     window = "" if not first["exact_window"] else f", exact window {first['exact_window']}"
     facts.add_row(
         "FAVOR++",
-        f"{first['kernel']}, {first['num_features']} features, preconditioning {first['preconditioning']}, statistics "
+        f"{kernel}{first['num_features']} features, preconditioning {first['preconditioning']}, statistics "
         f"{first['statistics']}{window}; backend {entry['backend']}",
     )
     yield facts

@@ -1,5 +1,6 @@
 """hf-favorpp bench: rows and crossover of the benchmark recipe's own core."""
 
+import pytest
 import torch
 from command_runs import run, run_json
 
@@ -23,11 +24,24 @@ def test_attention_alone(capsys):
 
 
 def test_tables_and_the_crossover_are_shown(monkeypatch):
-    monkeypatch.setattr(races, "describe_crossover", lambda entry, kind: f"about 321 {kind}")
+    monkeypatch.setattr(races, "describe_crossover", lambda entry, kind: f"faster from 321 tokens on, {kind}.")
     shown = run("bench", "--lengths", "8", *TINY).stdout
     assert "softmax, ms" in shown
-    assert "Faster than softmax in forward from: about 321 forward tokens" in shown
-    assert "forward and backward" not in shown
+    assert "Forward: faster from 321 tokens on, forward." in shown
+    assert "orward and backward" not in shown
+
+
+@pytest.mark.parametrize(
+    ("length", "measured", "said"),
+    [
+        (None, None, "not timed beside softmax at any length."),
+        (None, [128, 512], "not faster than softmax up to 512 tokens."),
+        (128.0, [128, 512], "faster than softmax from 128 tokens on, the shortest length that was timed."),
+        (449.7, [128, 512], "faster than softmax from about 450 tokens on."),
+    ],
+)
+def test_the_crossover_is_a_sentence(length, measured, said):
+    assert races.describe_crossover({"forward": length, "forward_measured": measured}, "forward") == said
 
 
 def test_options_reach_the_attention():
@@ -40,6 +54,10 @@ def test_options_reach_the_attention():
 def test_a_model_of_the_shape_of_a_checkpoint(converted, vit):
     document = run_json("bench", "--model", converted, "--lengths", "80", *QUICK[:2])
     assert [row["length"] for row in document["rows"]] == [80], "longer than its positions"
+    assert (
+        f"{converted} takes 64 tokens at most: a model of its shape with more positions is timed at 80."
+        in (document["notes"])
+    )
     assert [row["num_features"] for row in document["rows"]] == [8], "its own options"
     assert all(row["identity_forward_ms"] > 0 for row in document["rows"])
     (row,) = run_json("bench", "--model", vit, "--lengths", "48", *QUICK, "--exact-window", "2x2")["rows"]
@@ -52,4 +70,4 @@ def test_what_cannot_be_timed(clip, gpt2):
     assert "--lengths must be at least 1" in run("bench", "--lengths", "0,8", code=2).stderr
     assert "needs a model of images" in run("bench", "--exact-window", "2x2", code=2).stderr
     assert "--dtype must be one of" in run("bench", "--dtype", "int8", code=2).stderr
-    assert "kernel must be one of" in run("bench", "--kernel", "foo", code=2).stderr
+    assert "--kernel must be one of" in run("bench", "--kernel", "foo", code=2).stderr

@@ -165,8 +165,8 @@ def test_a_converted_model_is_converted_anew_only_when_asked(converted, bert, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kernel", "foo"], "kernel must be one of"),
-        (["--num-features", "0"], "num_features must be an integer >= 1, got 0"),
+        (["--kernel", "foo"], "--kernel must be one of"),
+        (["--num-features", "0"], "--num-features must be an integer >= 1, got 0"),
         (["--exact-window", "8by8"], "--exact-window must be a number of tokens such as 64"),
         (["--layers", "1,x"], "--layers must be numbers and ranges"),
         (["--layers", "5-3"], "ends before it begins"),
@@ -189,6 +189,6 @@ def test_a_wrong_command_line_is_told_before_anything_is_loaded(bert, tmp_path, 
 
 def test_a_model_that_cannot_be_converted(gpt2, tmp_path):
     result = run("convert", gpt2, tmp_path / "out", code=1)
-    assert "is not supported" in result.stderr
+    assert "gpt2 cannot be converted: it is a decoder" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -92,6 +92,12 @@ HEADS = (
 )
 
 
+def test_heads_that_attend_causally_are_left_out(saved):
+    entries = json.loads((saved / "config.json").read_text())["auto_map"]
+    assert {"AutoModel", *(auto.__name__ for auto in HEADS)} <= set(entries)
+    assert "AutoModelForCausalLM" not in entries
+
+
 @pytest.mark.parametrize("auto", HEADS)
 def test_every_head_loads_by_remote_code(saved, auto):
     model = auto.from_pretrained(saved, trust_remote_code=True)
