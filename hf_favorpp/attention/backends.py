@@ -51,6 +51,7 @@ def choose_backend(
     kernel: str,
     is_causal: bool,
     statistics: Statistics | Preconditioner | None,
+    relative: bool = False,
     sequences: int | None = None,
 ) -> str:
     """Return which implementation computes the attention of some tensors.
@@ -63,6 +64,7 @@ def choose_backend(
         kernel: Feature map.
         is_causal: Whether a query sees only keys at its own and earlier positions.
         statistics: What is given to the attention.
+        relative: Whether embeddings of distances are added to the keys.
         sequences: How many; None means one a row.
 
     Returns:
@@ -75,7 +77,7 @@ def choose_backend(
         return backend
     wanted = ("triton" if query.is_cuda else "cpu") if backend == "auto" else backend
     features = 2 * num_features if kernel == "favor+hyperbolic" else num_features
-    obstacle = _obstacle_of_form(kernel, is_causal, statistics)
+    obstacle = _obstacle_of_form(kernel, is_causal, statistics, relative)
     if obstacle is None:
         obstacle = _obstacle_of_cpu(query) if wanted == "cpu" else _obstacle_of_triton(query, value, features)
     if backend == "auto":
@@ -107,11 +109,15 @@ def note(backend: str) -> None:
         names.append(backend)
 
 
-def _obstacle_of_form(kernel: str, is_causal: bool, statistics: Statistics | Preconditioner | None) -> str | None:
+def _obstacle_of_form(
+    kernel: str, is_causal: bool, statistics: Statistics | Preconditioner | None, relative: bool
+) -> str | None:
     if kernel not in POSITIVE_KERNELS:
         return f"needs one of the kernels {', '.join(POSITIVE_KERNELS)}, got {kernel!r}"
     if is_causal:
         return "has no causal form, got is_causal=True"
+    if relative:
+        return "takes no relative_keys"
     if statistics is not None and any(t is not None and t.requires_grad for t in statistics):
         return "gives no gradient to statistics, got some that require one"
     if not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _are_functorch_transforms_active()):

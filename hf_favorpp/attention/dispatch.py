@@ -9,8 +9,14 @@ from hf_favorpp.attention.backends import choose_backend, note
 from hf_favorpp.attention.options import Options
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.attention.reference import reference_attention
+from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.attention.two_steps import packed_tokens, real_tokens, two_step_attention
-from hf_favorpp.config import require_choice, require_neighbourhood_fits, require_preconditioning_fits
+from hf_favorpp.config import (
+    POSITIVE_KERNELS,
+    require_choice,
+    require_neighbourhood_fits,
+    require_preconditioning_fits,
+)
 from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.preconditioning import Preconditioner
 from hf_favorpp.features.statistics import Statistics
@@ -34,6 +40,7 @@ def favorpp_attention(
     is_causal: bool = False,
     exact_window: int = 0,
     exact_ends: tuple[int, int] = (0, 0),
+    relative_keys: RelativeKeys | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     backend: str = "auto",
@@ -69,6 +76,9 @@ def favorpp_attention(
             features to the others, under one normalisation. 0 for no block. Needs Lq = Lk and a positive kernel
             that estimates softmax. With w >= Lk the result is softmax attention.
         exact_ends: How many of the first and of the last real tokens every query attends to exactly.
+        relative_keys: Embeddings of clipped distances, which are added to the keys: exact, as what is nearer than
+            they reach, see :func:`hf_favorpp.attention.relative_keys.relative_key_attention`. Needs Lq = Lk and a
+            positive kernel that estimates softmax.
         cu_seqlens: Where each of N packed sequences begins in the single row of tokens, and where the last ends,
             (N + 1,), int32 or int64: B = 1, and there is no mask. Each attends to itself and has statistics of its
             own. None for rows that are one sequence each.
@@ -92,6 +102,8 @@ def favorpp_attention(
         require_choice(name, choice)
     require_preconditioning_fits(kernel, preconditioning)
     neighbourhood = require_neighbourhood_fits(kernel, exact_window, exact_ends)
+    if relative_keys is not None:
+        _check_relative_keys(relative_keys, query, key, kernel, is_causal, cu_seqlens)
     _check_tensors(query, key, value)
     omega = _checked_omega(omega, query, kernel)
     _check_mask("key_mask", key_mask, key)
@@ -122,11 +134,19 @@ def favorpp_attention(
         kernel=kernel,
         is_causal=is_causal,
         statistics=statistics,
+        relative=relative_keys is not None,
         sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
     )
     note(backend)
     options = Options(
-        scaling, kernel, preconditioning, statistics, log_weights, int(exact_window), (exact_ends[0], exact_ends[1])
+        scaling,
+        kernel,
+        preconditioning,
+        statistics,
+        log_weights,
+        int(exact_window),
+        (exact_ends[0], exact_ends[1]),
+        relative_keys,
     )
     packing = None if cu_seqlens is None or max_seqlen is None else (cu_seqlens, max_seqlen)
     if backend != "reference":
@@ -250,6 +270,24 @@ def _check_neighbourhood(query: Tensor, key: Tensor, exact_window: object, is_ca
         raise InputError(
             f"exact_window and exact_ends need as many queries as keys, got {query.shape[-2]} queries and "
             f"{key.shape[-2]} keys."
+        )
+
+
+def _check_relative_keys(
+    relative_keys: RelativeKeys, query: Tensor, key: Tensor, kernel: str, is_causal: bool, cu_seqlens: Tensor | None
+) -> None:
+    if kernel not in (*POSITIVE_KERNELS, "none"):
+        raise ConfigError(f"relative_keys need a positive kernel that estimates softmax, got kernel={kernel!r}.")
+    if is_causal or cu_seqlens is not None or query.shape[-2] != key.shape[-2]:
+        raise InputError(
+            f"relative_keys are for bidirectional attention of each row to itself, got is_causal={is_causal}, "
+            f"{query.shape[-2]} queries and {key.shape[-2]} keys, cu_seqlens={cu_seqlens}."
+        )
+    embedding, left = relative_keys
+    if embedding.ndim != 2 or embedding.shape[1] != query.shape[-1] or not 0 <= left < embedding.shape[0]:
+        raise InputError(
+            f"relative_keys must have an embedding (R, d) with d = {query.shape[-1]} and R > left >= 0, got "
+            f"{tuple(embedding.shape)} and left={left}."
         )
 
 

@@ -59,9 +59,9 @@ def neighbourhood_attention(
         return _attend_by_rank(tensors, real, window, ends)[:, :, :length]
     order = key_mask.logical_not().byte().argsort(dim=-1, stable=True)
     positions = pad(order, (0, extra))  # what fills the last block is never looked at
-    tensors = [_take(t, positions) for t in tensors]
+    tensors = [take(t, positions) for t in tensors]
     out = _attend_by_rank(tensors, key_mask.sum(-1, keepdim=True), window, ends)
-    return _take(out, order.argsort(dim=-1))
+    return take(out, order.argsort(dim=-1))
 
 
 def _attend_by_rank(tensors: list[Tensor], real: Tensor, window: int, ends: tuple[int, int]) -> Tensor:
@@ -74,33 +74,49 @@ def _attend_by_rank(tensors: list[Tensor], real: Tensor, window: int, ends: tupl
     hidden = ~((ranks >= e0) & (ranks < real - e1))[:, None, :, None]
     log_phi_k = log_phi_k.masked_fill(hidden, float("-inf"))
     if window == 0:
-        z, S = _attend(log_phi_k.mT, value)
-        found = _attend(log_phi_q + z.unsqueeze(-2), S)
+        z, S = attend(log_phi_k.mT, value)
+        found = attend(log_phi_q + z.unsqueeze(-2), S)
     else:
         blocks = (length // window, window)
         q, k, x_, y_, v = (torch.unflatten(t, 2, blocks) for t in (log_phi_q, log_phi_k, x, y, value))
-        z, S = other_blocks(_attend(k.mT, v))
+        z, S = other_blocks(attend(k.mT, v))
         near = (x_ @ y_.mT).masked_fill(torch.unflatten(hidden, 2, blocks).mT, float("-inf"))
-        z, out = _merge(_attend(near, v), _attend(q + z.unsqueeze(-2), S))
+        z, out = merge(attend(near, v), attend(q + z.unsqueeze(-2), S))
         found = z.flatten(2, 3), out.flatten(2, 3)
     if e0 + e1 > 0:
         first = ranks[:e0].expand(real.shape[0], -1)
         last = real - e1 + ranks[:e1]
         absent = torch.cat((first >= real, last < e0), dim=-1)  # fewer than e0 + e1 tokens: none counts twice
         positions = torch.cat((first, last), dim=-1).clamp(0, length - 1).expand(x.shape[0], -1)
-        logits = (x @ _take(y, positions).mT).masked_fill(absent[:, None, None], float("-inf"))
-        found = _merge(_attend(logits, _take(value, positions)), found)
+        logits = (x @ take(y, positions).mT).masked_fill(absent[:, None, None], float("-inf"))
+        found = merge(attend(logits, take(value, positions)), found)
     return found[1]
 
 
-def _attend(logits: Tensor, value: Tensor) -> Summary:
-    """Summarise (..., n) logits with their values (..., n, D), for each of the rows of logits."""
+def attend(logits: Tensor, value: Tensor) -> Summary:
+    """Summarise a group of keys for each row of logits.
+
+    Args:
+        logits: (..., n), nats.
+        value: (..., n, D).
+
+    Returns:
+        z (...), S (..., D).
+    """
     weights, z = softmax_and_logsumexp(logits, dim=-1)
     return z, weights @ value
 
 
-def _merge(a: Summary, b: Summary) -> Summary:
-    """Summarise the union of two disjoint groups of keys; either may be empty, and ``a`` is broadcast to ``b``."""
+def merge(a: Summary, b: Summary) -> Summary:
+    """Summarise the union of two disjoint groups of keys; either may be empty.
+
+    Args:
+        a: z and S, broadcast to those of ``b``.
+        b: z and S.
+
+    Returns:
+        z and S, shapes of ``b``.
+    """
     weights, z = softmax_and_logsumexp(torch.stack((a[0].expand_as(b[0]), b[0])), dim=0)
     # One pass over S where w_a S_a + w_b S_b takes three. Both empty: S_a, which is 0.
     return z, torch.lerp(a[1], b[1], weights[1].unsqueeze(-1))
@@ -125,13 +141,21 @@ def other_blocks(own: Summary) -> Summary:
     if blocks % 2:
         z, S = pad(z, (0, 0, 0, 1), value=float("-inf")), pad(S, (0, 0, 0, 0, 0, 1))
     z, S = torch.unflatten(z, 2, (-1, 2)), torch.unflatten(S, 2, (-1, 2))
-    outside = other_blocks(_merge((z[:, :, :, 0], S[:, :, :, 0]), (z[:, :, :, 1], S[:, :, :, 1])))
-    z, S = _merge((outside[0].unsqueeze(3), outside[1].unsqueeze(3)), (z.flip(3), S.flip(3)))
+    outside = other_blocks(merge((z[:, :, :, 0], S[:, :, :, 0]), (z[:, :, :, 1], S[:, :, :, 1])))
+    z, S = merge((outside[0].unsqueeze(3), outside[1].unsqueeze(3)), (z.flip(3), S.flip(3)))
     return z.flatten(2, 3)[:, :, :blocks], S.flatten(2, 3)[:, :, :blocks]
 
 
-def _take(t: Tensor, positions: Tensor) -> Tensor:
-    """Pick positions (B, n) of each row: (B, H, L, D) -> (B, H, n, D)."""
+def take(t: Tensor, positions: Tensor) -> Tensor:
+    """Pick tokens of each row.
+
+    Args:
+        t: (B, H, L, D).
+        positions: (B, n), int64.
+
+    Returns:
+        (B, H, n, D).
+    """
     batch, heads, length, _ = t.shape
     # Whole vectors: several times faster than gather, which copies number by number.
     first = torch.arange(0, batch * heads * length, length, device=t.device).reshape(batch, heads, 1)

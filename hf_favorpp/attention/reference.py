@@ -6,6 +6,7 @@ from torch import Tensor
 from hf_favorpp.attention.chained import causal_feature_attention, feature_attention, softmax_and_logsumexp
 from hf_favorpp.attention.neighbourhood import neighbourhood_attention
 from hf_favorpp.attention.options import Options
+from hf_favorpp.attention.relative_keys import RelativeKeys, relative_key_attention
 from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
 from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.preconditioning import Preconditioner
@@ -38,7 +39,8 @@ def reference_attention(
     Returns:
         (B, H, Lq, D), dtype of ``query``.
     """
-    scaling, kernel, _, _, log_weights, exact_window, exact_ends = options
+    scaling, kernel, _, _, log_weights, exact_window, exact_ends, relative_keys = options
+    beside = bool(exact_window or any(exact_ends) or relative_keys is not None)
     dtype = query.dtype
     compute = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
@@ -55,8 +57,7 @@ def reference_attention(
         x, y = query * scaling**0.5, key * scaling**0.5
         if kernel == "none":
             no_feature = torch.full_like(x[..., :1], float("-inf"))
-            out = neighbourhood_attention(no_feature, no_feature, x, y, value, key_mask, exact_window, exact_ends)
-            return out.to(dtype)
+            return _attend_beside(no_feature, no_feature, x, y, value, key_mask, options).to(dtype)
         change = options.preconditioner(
             lambda covariance: sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
         ).to(compute)
@@ -70,10 +71,9 @@ def reference_attention(
         query_projection, key_projection = change.fold(nodes)
         log_phi_q = centred_x @ query_projection.mT + node_weights.unsqueeze(-2)
         log_phi_k = y @ key_projection.mT + (key_weight - change.sq_norm_y(y) / 2).unsqueeze(-1)
-        if exact_window or any(exact_ends):
+        if beside:
             log_phi_q = log_phi_q - change.sq_norm_x(centred_x).unsqueeze(-1) / 2
-            out = neighbourhood_attention(log_phi_q, log_phi_k, x, y, value, key_mask, exact_window, exact_ends)
-            return out.to(dtype)
+            return _attend_beside(log_phi_q, log_phi_k, x, y, value, key_mask, options).to(dtype)
         return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
 
 
@@ -82,6 +82,24 @@ def _attend(log_phi_q: Tensor, log_phi_k: Tensor, value: Tensor, key_mask: Tenso
         log_phi_k = log_phi_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
     attend = causal_feature_attention if is_causal else feature_attention
     return attend(log_phi_q, log_phi_k, value)
+
+
+def _attend_beside(
+    log_phi_q: Tensor,
+    log_phi_k: Tensor,
+    x: Tensor,
+    y: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """Attend through features beside what is exact."""
+    tensors, near = (log_phi_q, log_phi_k, x, y, value, key_mask), (options.exact_window, options.exact_ends)
+    if options.relative_keys is None:
+        return neighbourhood_attention(*tensors, *near)
+    embedding, left = options.relative_keys
+    scaled = RelativeKeys(embedding.to(x.dtype) * options.scaling**0.5, left)
+    return relative_key_attention(*tensors, scaled, *near)
 
 
 def _zero_padding(x: Tensor, mask: Tensor) -> Tensor:
