@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def yaml_as_argv(path: Path, kind: type[Any]) -> list[str]:
         kind: Dataclass of the arguments.
 
     Returns:
-        The words; an entry that is null is left out.
+        The words; an entry that is null is left out, one that is a mapping becomes JSON.
 
     Raises:
         ValueError: If a key is unknown (the nearest known one is suggested) or the file is no mapping.
@@ -77,6 +78,8 @@ def yaml_as_argv(path: Path, kind: type[Any]) -> list[str]:
             raise ValueError(f"{path}: unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         if isinstance(value, list):
             words += [f"--{key}", *map(str, value)]
+        elif isinstance(value, Mapping):
+            words.append(f"--{key}={json.dumps(value)}")
         elif value is not None:
             words.append(f"--{key}={value}")
     return words

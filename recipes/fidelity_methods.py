@@ -213,9 +213,6 @@ def _averaging_forward(
 ) -> tuple[Tensor, None]:
     """Attend as the attention interface of Transformers asks: (B, L, H, D)."""
     if id(module) not in modules:
-        if attention_mask is not None and attention_mask.ndim == 2:
-            attention_mask = attention_mask[:, None, None]
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    if attention_mask is not None and attention_mask.ndim == 4:
-        attention_mask = attention_mask[:, 0, 0]
+    attention_mask = None if attention_mask is None else attention_mask[:, 0, 0]
     return uniform_attention(query, value, attention_mask).transpose(1, 2), None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from accelerate import Accelerator
 from command_line import parse_arguments
 from imagenet_arguments import ImageNetArguments
 from imagenet_data import ImageData, load_images
-from imagenet_images import IGNORED, CentreView, Images, Reader, StreamedImages, TrainingView
+from imagenet_images import IGNORED, CentreView, Reader, TrainingView
 from imagenet_model import (
     NO_DECAY,
     Normalisation,
@@ -29,12 +28,14 @@ from imagenet_model import (
     make_average,
     make_processor,
 )
-from skipped_files import ImageDataError, SkippedFiles
+from media_examples import Examples, StreamedExamples
+from skipped_files import MediaDataError, SkippedFiles
 from throughput import loader_rate, model_rate, verdict
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageClassification
 from uptraining import (
+    TWIN_FOLDER,
     ModelError,
     Repository,
     beside_twin,
@@ -42,6 +43,7 @@ from uptraining import (
     finish,
     loop_settings,
     make_accelerator,
+    num_workers,
     run_with_twin,
     set_threads,
 )
@@ -51,7 +53,7 @@ from hf_favorpp import FavorppCallback, FavorppError, calibrate
 from hf_favorpp.training.loop import train
 from hf_favorpp.training.mixing import Mixing
 from hf_favorpp.training.parameter_groups import parameter_groups
-from hf_favorpp.training.results import available_cores, reset_peak_memory
+from hf_favorpp.training.results import reset_peak_memory
 
 METRICS_MODULE = Path(__file__).with_name("imagenet_metrics.py")
 MEASUREMENTS = {
@@ -62,7 +64,6 @@ MEASUREMENTS = {
     "peak_memory_mib": "peak memory, MiB",
 }
 RECORDED_PACKAGES = ("datasets", "evaluate", "scikit-learn", "kornia", "pillow")
-MOST_WORKERS = 16
 TOP = 5
 
 
@@ -113,7 +114,7 @@ def run(
     """
     reset_peak_memory()
     if args.uptrain and twin is not None:
-        args = continue_twin(args, output_dir)
+        args = args.continuing(output_dir / TWIN_FOLDER)
     accelerator = make_accelerator(args, output_dir, "imagenet")
     repository = Repository.wanted(args, accelerator, output_dir)
     accelerator.print(f"\n{args.task()}, {args.attention} attention, in {output_dir}")
@@ -176,18 +177,6 @@ def run(
     return results
 
 
-def continue_twin(args: ImageNetArguments, output_dir: Path) -> ImageNetArguments:
-    """Return the arguments of the training that starts from the finished softmax twin."""
-    return replace(
-        args,
-        model_name_or_path=str(output_dir / "softmax"),
-        model_type=None,
-        config_overrides=None,
-        num_train_epochs=args.uptrain_epochs or args.num_train_epochs,
-        learning_rate=args.uptrain_learning_rate or args.learning_rate,
-    )
-
-
 def make_loaders(
     args: ImageNetArguments, accelerator: Accelerator, data: ImageData, size: int, skipped: SkippedFiles
 ) -> tuple[DataLoader[Any], DataLoader[Any], DataLoader[Any]]:
@@ -203,26 +192,19 @@ def make_loaders(
     }
     if args.streaming:
         shuffled = data.train.shuffle(seed=args.seed, buffer_size=args.shuffle_buffer)
-        few = StreamedImages(data.train.take(args.calibration_samples), still, None)
+        few = StreamedExamples(data.train.take(args.calibration_samples), still, None)
         return (
-            DataLoader(StreamedImages(shuffled, change, data.num_train), train_size, **options),
-            DataLoader(StreamedImages(data.validation, still, data.num_validation), eval_size, **options),
+            DataLoader(StreamedExamples(shuffled, change, data.num_train), train_size, **options),
+            DataLoader(StreamedExamples(data.validation, still, data.num_validation), eval_size, **options),
             DataLoader(few, train_size),
         )
     rows = data.train.shuffle(seed=args.seed)
     rows = rows.select(range(min(args.calibration_samples, len(rows))))
     return (
-        DataLoader(Images(data.train, change, replace=True), train_size, shuffle=True, **options),
-        DataLoader(Images(data.validation, still, replace=False), eval_size, **options),
-        DataLoader(Images(rows, still, replace=True), train_size, **options),
+        DataLoader(Examples(data.train, change, replace=True), train_size, shuffle=True, **options),
+        DataLoader(Examples(data.validation, still, replace=False), eval_size, **options),
+        DataLoader(Examples(rows, still, replace=True), train_size, **options),
     )
-
-
-def num_workers(args: ImageNetArguments, accelerator: Accelerator) -> int:
-    """Return how many processes decode images for this process."""
-    if args.num_workers is not None:
-        return args.num_workers
-    return min(MOST_WORKERS, max(1, available_cores() // accelerator.num_processes))
 
 
 def model_inputs(
@@ -297,5 +279,5 @@ def make_evaluate(
 if __name__ == "__main__":
     try:
         main()
-    except (ImageDataError, ModelError, FavorppError, FloatingPointError) as error:
+    except (MediaDataError, ModelError, FavorppError, FloatingPointError) as error:
         sys.exit(f"error: {error}")

@@ -3,60 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from command_line import flag
-from uptraining_arguments import UptrainingArguments
+from media_arguments import MediaArguments
 
-SHARES = ("min_crop_scale", "crop_ratio", "horizontal_flip", "label_smoothing", "drop_path", "train_val_split")
+SHARES = ("min_crop_scale", "crop_ratio", "horizontal_flip", "label_smoothing", "drop_path")
 
 
 @dataclass
-class ImageNetArguments(UptrainingArguments):
+class ImageNetArguments(MediaArguments):
     """Train a Vision Transformer to classify images, with softmax attention or converted to random features."""
 
     LEAST: ClassVar = {
-        **UptrainingArguments.LEAST,
-        **dict.fromkeys(("image_size", "shuffle_buffer", "uptrain_epochs"), (1, "at least")),
-        **dict.fromkeys(("num_workers", "mixup", "cutmix", "randaugment_std", *SHARES), (0, "at least")),
-        **dict.fromkeys(("randaugment_magnitude", "layer_decay", "ema_decay", "uptrain_learning_rate"), (0, "above")),
+        **MediaArguments.LEAST,
+        "image_size": (1, "at least"),
+        **dict.fromkeys(("mixup", "cutmix", "randaugment_std", *SHARES), (0, "at least")),
+        **dict.fromkeys(("randaugment_magnitude", "layer_decay", "ema_decay"), (0, "above")),
     }
     FREE_ON_RESUME: ClassVar = (
-        *UptrainingArguments.FREE_ON_RESUME,
-        *("train_dir", "validation_dir", "strict", "measure_throughput"),
+        *MediaArguments.FREE_ON_RESUME,
+        *("train_dir", "validation_dir", "measure_throughput"),
     )
+    NAMES: ClassVar = (*MediaArguments.NAMES, "train_dir", "validation_dir")
 
     # data
     dataset_name: str | None = flag(
         "Data set on the Hub, folder that datasets.load_dataset takes, or `digits`: scikit-learn's, without a network."
     )
-    dataset_config_name: str | None = flag("Configuration of the data set on the Hub.")
     train_dir: str | None = flag("Folder with one folder of images per class.")
     validation_dir: str | None = flag("The same for evaluation; its classes must be among those of train_dir.")
-    train_val_split: float = flag("Share of the training images to evaluate on where there is no other split.", 0.15)
-    train_split_name: str = flag("Split of dataset_name to train on.", "train")
-    validation_split_name: str = flag("Split of dataset_name to evaluate on.", "validation")
     image_column_name: str = flag("Column of the images.", "image")
     label_column_name: str = flag("Column of the classes.", "label")
-    streaming: bool = flag("Read dataset_name while training instead of downloading it first.", False)
-    shuffle_buffer: int = flag("Images among which a stream is shuffled, per worker.", 1000)
-    num_workers: int | None = flag("Processes that decode images, per process; None takes its cores, 16 at most.")
-    strict: bool = flag("End with an error at the first file that is no image, instead of skipping it.", False)
     measure_throughput: bool = flag("First measure the images/s of the loader alone and of the model alone.", True)
     # model
     model_name_or_path: str | None = flag("Hub id or folder of a Vision Transformer, with or without a class head.")
-    model_type: str | None = flag("Instead of model_name_or_path: a new model of this type, such as vit.")
-    config_overrides: str | None = flag("Of model_type, for example hidden_size=64,num_hidden_layers=4.")
     image_size: int | None = flag("Pixels of a side; None is the model's. Position embeddings are interpolated.")
     linear_probe: bool = flag("Train the class head only, on the features of the frozen model.", False)
     # attention
     exact_window: list[int] | None = field(
         default=None, metadata={"help": "Tokens per block that attend to each other exactly, or a tile's two sides."}
     )
-    uptrain: bool = flag("With twin: convert the trained twin and train it on, not both from one start.", False)
-    uptrain_epochs: int | None = flag("Passes of that second training; None is num_train_epochs.")
-    uptrain_learning_rate: float | None = flag("Of that second training; None is learning_rate.")
-    evaluate_first: bool = flag("Evaluate before training too: what the conversion alone costs.", False)
     # augmentation
     min_crop_scale: float = flag("Least share of an image's area that a training crop covers.", 0.08)
     horizontal_flip: float = flag("Probability that a training image is mirrored.", 0.5)
@@ -78,13 +65,11 @@ class ImageNetArguments(UptrainingArguments):
         Raises:
             ValueError: The message names the argument, the rule and the remedy.
         """
-        for name in ("dataset_name", "train_dir", "validation_dir", "model_name_or_path", "model_type"):
-            setattr(self, name, getattr(self, name) or None)  # an empty one takes back what a YAML file says
         super().__post_init__()
         for name in SHARES:
-            if getattr(self, name) > 1 or (getattr(self, name) == 1 and name in {"drop_path", "train_val_split"}):
+            if getattr(self, name) > 1 or (getattr(self, name) == 1 and name == "drop_path"):
                 raise ValueError(f"--{name} is a share and must be at most 1, got {getattr(self, name)}.")
-        for name in ("min_crop_scale", "crop_ratio", "train_val_split"):
+        for name in ("min_crop_scale", "crop_ratio"):
             if getattr(self, name) == 0:
                 raise ValueError(f"--{name} must be above 0, got 0.")
         if (self.randaugment_magnitude or 0) > 10:
@@ -97,10 +82,6 @@ class ImageNetArguments(UptrainingArguments):
         self._check_sources()
         if self.linear_probe and (self.layer_decay or self.drop_path):
             raise ValueError("--linear_probe trains the head only: leave out --layer_decay and --drop_path.")
-        if self.uptrain and not self.twin:
-            raise ValueError("--uptrain continues the softmax twin: add --twin.")
-        if not self.uptrain and (self.uptrain_epochs or self.uptrain_learning_rate):
-            raise ValueError("--uptrain_epochs and --uptrain_learning_rate need --uptrain.")
         if self.exact_window is not None and len(self.exact_window) > 2:
             raise ValueError(f"--exact_window takes one number or a tile's two sides, got {self.exact_window}.")
 
@@ -112,24 +93,8 @@ class ImageNetArguments(UptrainingArguments):
             raise ValueError("--validation_dir needs --train_dir.")
         if self.streaming and self.dataset_name in (None, "digits"):
             raise ValueError("--streaming needs a --dataset_name on the Hub.")
-        if (self.model_name_or_path is None) == (self.model_type is None):
-            raise ValueError("give either --model_name_or_path or --model_type.")
         if self.config_overrides and self.model_type is None:
             raise ValueError("--config_overrides describes a new model: it needs --model_type.")
-
-    def as_twin(self, **changes: Any) -> Self:
-        """Return the arguments of the softmax twin."""
-        if self.uptrain:
-            changes |= dict.fromkeys(("uptrain", "evaluate_first"), False)
-            changes |= dict.fromkeys(("uptrain_epochs", "uptrain_learning_rate"))
-        return super().as_twin(**changes)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the arguments that a run and its continuation must share."""
-        identity = super().identity()
-        if not self.streaming:  # elsewhere an image's place and changes do not depend on who reads it
-            identity.pop("num_workers")
-        return identity
 
     def feature_arguments(self) -> dict[str, Any]:
         """Return those arguments about features that were given."""

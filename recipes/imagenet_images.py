@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from imagenet_data import Rows
 from kornia.augmentation.auto import RandAugment
 from PIL import Image, UnidentifiedImageError
-from skipped_files import ImageDataError, SkippedFiles
+from skipped_files import SkippedFiles
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
 IGNORED = -100
 """Label of an image that could not be read; it does not count in an evaluation."""
@@ -188,64 +186,6 @@ class Reader:
             return None
         return {"pixel_values": self.view(image, (epoch, zlib.crc32(data))), "labels": int(row["label"])}
 
-
-class Images(Dataset[dict[str, Any]]):
-    """Rows by index."""
-
-    def __init__(self, rows: Any, reader: Reader, *, replace: bool) -> None:
-        """Keep what is needed.
-
-        Args:
-            rows: By index.
-            reader: Makes the examples.
-            replace: Put the next readable image in the place of one that is not, so that a batch stays full;
-                otherwise a black one whose label is :data:`IGNORED`.
-        """
-        self.rows, self.reader, self.replace, self.epoch = rows, reader, replace, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the changes of an epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        for place in range(index, index + (len(self) if self.replace else 1)):
-            example = self.reader(self.rows[place % len(self)], self.epoch)
-            if example is not None:
-                return example
-        if self.replace:
-            raise ImageDataError(f"none of the {len(self)} training images can be read.")
-        size = self.reader.view.size
-        return {"pixel_values": torch.zeros(3, size, size, dtype=torch.uint8), "labels": IGNORED}
-
-
-class StreamedImages(IterableDataset[dict[str, Any]]):
-    """Rows as they come; what cannot be read is left out."""
-
-    def __init__(self, rows: Rows, reader: Reader, length: int | None) -> None:
-        """Keep what is needed.
-
-        Args:
-            rows: A stream, which tells the workers of a data loader apart by itself.
-            reader: Makes the examples.
-            length: Of the stream, if known.
-        """
-        self.rows, self.reader, self.length, self.epoch = rows, reader, length, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order and the changes of an epoch."""
-        self.epoch = epoch
-        self.rows.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        if self.length is None:
-            raise TypeError("the length of this stream is not known")
-        return self.length
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in self.rows:
-            example = self.reader(row, self.epoch)
-            if example is not None:
-                yield example
+    def ignored(self) -> dict[str, Any]:
+        """Return a black image whose label is :data:`IGNORED`."""
+        return {"pixel_values": torch.zeros(3, self.view.size, self.view.size, dtype=torch.uint8), "labels": IGNORED}

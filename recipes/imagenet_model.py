@@ -21,7 +21,7 @@ from transformers import (
     ViTForImageClassification,
 )
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from uptraining import ModelError, favorpp_config
+from uptraining import ModelError, favorpp_config, override
 
 from hf_favorpp import convert_to_favorpp
 from hf_favorpp.training.drop_path import add_drop_path
@@ -119,8 +119,7 @@ def _load(args: ImageNetArguments, label_names: list[str]) -> PreTrainedModel:
     }
     if args.model_type is not None:
         config = AutoConfig.for_model(args.model_type, **labels)
-        if args.config_overrides:
-            config.update_from_string(args.config_overrides)
+        override(config, args.config_overrides)
         _set_drop_path(config, args)
         return AutoModelForImageClassification.from_config(config, dtype=torch.float32)
     remote: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}

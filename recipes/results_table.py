@@ -1,4 +1,4 @@
-"""Print runs of glue.py or imagenet.py as a Markdown table and draw them, from their results.json files.
+"""Print runs of glue.py, imagenet.py or speech.py as a Markdown table and draw them, from their results.json files.
 
 python recipes/results_table.py recipes/results/glue --figure recipes/results/glue.png
 python recipes/results_table.py recipes/results/imagenet/finetuning --curves recipes/results/imagenet/curves.png
@@ -13,7 +13,8 @@ import pandas as pd
 from uptraining_report import SOFTMAX, attention_name
 
 MAIN_METRIC = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "spearmanr"}
-"""The metric of CRT Table 2 per task; elsewhere accuracy, which is top-1 of images."""
+"""The metric of CRT Table 2 per task; elsewhere accuracy, which is top-1 of images, or the error rate of words."""
+ERROR_RATE = "wer"
 ZERO_SHOT = ", before training"
 
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     paths = sorted(arguments.folder.rglob("*.json"))
     if not paths:
-        parser.error(f"there is no results.json of glue.py or imagenet.py in {arguments.folder}")
+        parser.error(f"there is no results.json of a training recipe in {arguments.folder}")
     results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     scores = collect(results)
     main_scores = scores[[(task, metric) for task, metric in scores.columns if metric == main_metric(task, scores)]]
@@ -38,9 +39,12 @@ def main(argv: list[str] | None = None) -> None:
     table.columns = [f"{task} ({metric})" for task, metric in scores.columns]
     table["mean"] = main_scores.mean(axis=1, skipna=False)
     if SOFTMAX in table.index:
-        table["share of softmax, %"] = 100 * table["mean"] / table.loc[SOFTMAX, "mean"]
+        right = rates_of_success(main_scores).mean(axis=1, skipna=False)
+        table["share of softmax, %"] = 100 * right / right[SOFTMAX]
     print(table.map("{:.1f}".format).replace("nan", "").to_markdown(disable_numparse=True))
     print(f"\nMeans are over {', '.join(f'{task} {metric}' for task, metric in main_scores.columns)}.")
+    if ERROR_RATE in main_scores.columns.get_level_values("metric"):
+        print("Fewer errors are better; the share of softmax is that of 100 minus the error rate.")
     if arguments.figure:
         draw(main_scores, arguments.figure)
     if arguments.curves:
@@ -49,7 +53,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def main_metric(task: str, scores: pd.DataFrame) -> str:
     """Return the metric of a task that counts."""
-    return "top1" if (task, "top1") in scores.columns else MAIN_METRIC.get(task, "accuracy")
+    found = [metric for metric in ("top1", ERROR_RATE) if (task, metric) in scores.columns]
+    return found[0] if found else MAIN_METRIC.get(task, "accuracy")
+
+
+def rates_of_success(main_scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the main scores with error rates turned into 100 minus them, so that more is better everywhere."""
+    return main_scores.apply(lambda column: 100 - column if column.name[1] == ERROR_RATE else column)
 
 
 def task_of(result: dict[str, Any]) -> str:

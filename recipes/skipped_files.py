@@ -10,21 +10,22 @@ FILE = ".skipped_files.jsonl"
 SHOWN = 20
 
 
-class ImageDataError(ValueError):
-    """The images are missing, cannot be read, or are not laid out as they should be."""
+class MediaDataError(ValueError):
+    """The files are missing, cannot be read, or are not laid out as they should be."""
 
 
 class SkippedFiles:
     """A list in a file: every process appends to it, a line at a time, and a name counts once."""
 
-    def __init__(self, folder: Path, strict: bool) -> None:
+    def __init__(self, folder: Path, strict: bool, kind: str = "image") -> None:
         """Choose the folder.
 
         Args:
             folder: Of the run; all processes of a machine share it.
             strict: Raise instead.
+            kind: What the files should be.
         """
-        self.path, self.strict = folder / FILE, strict
+        self.path, self.strict, self.kind = folder / FILE, strict, kind
 
     def clear(self) -> None:
         """Begin anew."""
@@ -34,14 +35,14 @@ class SkippedFiles:
         """Record a file.
 
         Args:
-            name: Path, or what else tells which image it is.
+            name: Path, or what else tells which file it is.
             reason: Why it was skipped.
 
         Raises:
-            ImageDataError: If files are not to be skipped.
+            MediaDataError: If files are not to be skipped.
         """
         if self.strict:
-            raise ImageDataError(f"{name} is not a readable image ({reason}). Remove it, or leave out --strict.")
+            raise MediaDataError(f"{name} is not a readable {self.kind} ({reason}). Remove it, or leave out --strict.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps([name, reason]) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -64,4 +65,4 @@ class SkippedFiles:
             return ""
         lines = [f"  {name}: {reason}" for name, reason in list(names.items())[:SHOWN]]
         more = [] if len(names) <= SHOWN else [f"  and {len(names) - SHOWN} more, in results.json"]
-        return "\n".join([f"skipped {len(names)} files that are no readable images:", *lines, *more])
+        return "\n".join([f"skipped {len(names)} files that are no readable {self.kind}s:", *lines, *more])

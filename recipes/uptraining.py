@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+import yaml
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
+from media_arguments import MediaArguments
 from publish import create_repository, measure_crossover, measure_fidelity, push_folder
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from uptraining_arguments import UptrainingArguments
 
 from hf_favorpp import FavorppConfig, RedrawSchedule
@@ -26,6 +28,8 @@ from hf_favorpp.training.results import available_cores, describe_run, write_res
 from hf_favorpp.training.settings import LoopSettings
 
 RESULTS_FILE = "results.json"
+TWIN_FOLDER = "softmax"
+MOST_WORKERS = 16
 Arguments = TypeVar("Arguments", bound=UptrainingArguments)
 Run = Callable[[Arguments, Path, dict[str, Any] | None], dict[str, Any]]
 """Trains one model with the arguments in the folder, beside the twin's results if any, and returns its results."""
@@ -36,7 +40,7 @@ class ModelError(RuntimeError):
 
 
 class Preprocessor(Protocol):
-    """A tokenizer or an image processor."""
+    """A tokenizer, an image processor, or a processor of recordings and their transcripts."""
 
     def save_pretrained(self, folder: Path) -> object:
         """Save it beside the model."""
@@ -49,6 +53,13 @@ def set_threads(num_threads: int | None, processes: Accelerator) -> None:
         num_threads = max(1, available_cores() // processes.num_processes)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+
+
+def num_workers(args: MediaArguments, processes: Accelerator) -> int:
+    """Return how many processes decode files for this process."""
+    if args.num_workers is not None:
+        return args.num_workers
+    return min(MOST_WORKERS, max(1, available_cores() // processes.num_processes))
 
 
 def run_with_twin(args: Arguments, processes: Accelerator, run: Run[Arguments]) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def run_with_twin(args: Arguments, processes: Accelerator, run: Run[Arguments]) 
         processes.print(f"softmax attention has no use for {', '.join(args.feature_arguments())}: left out")
     if not args.twin:
         return run(args, output_dir, None)
-    twin_dir = output_dir / "softmax"
+    twin_dir = output_dir / TWIN_FOLDER
     twin_args, own_args = split_resume(args, twin_dir)
     twin = finished_twin(twin_args, twin_dir) or run(twin_args, twin_dir, None)
     return run(own_args, output_dir, twin)
@@ -101,8 +112,19 @@ def finished_twin(args: UptrainingArguments, twin_dir: Path) -> dict[str, Any] |
     return results
 
 
-def make_accelerator(args: UptrainingArguments, output_dir: Path, project: str) -> Accelerator:
+def make_accelerator(
+    args: UptrainingArguments, output_dir: Path, project: str, *, some_unused: bool = False
+) -> Accelerator:
     """Return an accelerator for one run: mixed precision and processes as ``accelerate launch`` sets them.
+
+    Args:
+        args: Of the run.
+        output_dir: Receives what trackers write.
+        project: Name for trackers.
+        some_unused: Whether a step may leave parameters without a gradient, which several processes must know.
+
+    Returns:
+        The accelerator.
 
     Raises:
         ModelError: If tracking is asked for and no tracker is installed.
@@ -112,6 +134,7 @@ def make_accelerator(args: UptrainingArguments, output_dir: Path, project: str) 
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed),
         log_with=args.report_to if args.with_tracking else None,
         project_dir=str(output_dir),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=some_unused)],
     )
     if args.with_tracking:
         if not accelerator.log_with:
@@ -128,6 +151,33 @@ def favorpp_config(args: UptrainingArguments) -> FavorppConfig:
         every, until = options.pop(f"{name}_every", None), options.pop(f"{name}_until", None)
         options[name] = None if every is None else RedrawSchedule(every=every, until=until)
     return FavorppConfig(kernel=args.attention, seed=args.seed, **options)
+
+
+def override(config: PreTrainedConfig, overrides: str | None) -> None:
+    """Change a model's configuration in place.
+
+    Args:
+        config: Of a model.
+        overrides: ``a=1,b=2``, or a mapping as YAML and JSON write it, such as ``{a: 1, b: [2, 3]}``; None changes
+            nothing.
+
+    Raises:
+        ModelError: If the configuration has no such option, or the text is neither.
+    """
+    if not overrides:
+        return
+    try:
+        if not overrides.lstrip().startswith("{"):
+            config.update_from_string(overrides)
+            return
+        options: dict[str, Any] = yaml.safe_load(overrides)
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise ModelError(f"--config_overrides {overrides!r} cannot be applied: {error}") from error
+    unknown = [name for name in options if not hasattr(config, name)]
+    if unknown:
+        raise ModelError(f"--config_overrides: {type(config).__name__} has no {unknown}.")
+    for name, value in options.items():
+        setattr(config, name, value)
 
 
 def loop_settings(args: UptrainingArguments, output_dir: Path) -> LoopSettings:

@@ -42,6 +42,7 @@ PLACEHOLDER = "that has been pushed on the Hub. This model card has been automat
 """In every card that Transformers makes of its empty template."""
 TASKS = {
     "AutoModelForAudioClassification": "audio-classification",
+    "AutoModelForCTC": "automatic-speech-recognition",
     "AutoModelForImageClassification": "image-classification",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForQuestionAnswering": "question-answering",

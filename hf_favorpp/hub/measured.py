@@ -24,6 +24,9 @@ END_TO_END = {
 }
 """Titles of the numbers in ``ApproximationReport.end_to_end``."""
 
+ERROR_RATES = frozenset(("wer", "cer"))
+"""Metrics of which less is better: a share of that of softmax would read the wrong way."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -126,7 +129,7 @@ def _scores(results: Mapping[str, Any]) -> str:
     for name in shared:
         values = [column.get(name) for column in columns.values()]
         kept = ""
-        if "softmax" in columns and name in metrics and columns["softmax"].get(name):
+        if "softmax" in columns and name in metrics and name not in ERROR_RATES and columns["softmax"].get(name):
             kept = f"{100 * metrics[name] / columns['softmax'][name]:.1f} %"
         rows.append([name.replace("_", " "), *("" if value is None else _short(value) for value in values), kept])
     header = [str(results.get("task", "")).replace("_", " "), *columns, "of softmax"]

@@ -168,6 +168,13 @@ def test_fidelity_and_crossover_are_shown_as_they_were_measured(model):
     assert text.count("`triton`") == 1
 
 
+def test_error_rates_stand_without_a_share_of_softmax():
+    results = {"task": "digits", "metrics": {"wer": 0.2, "f1": 0.4}, "softmax_metrics": {"wer": 0.1, "f1": 0.5}}
+    text = describe_results(results)
+    assert "| wer | 0.1000 | 0.2000 |  |" in text
+    assert "| f1 | 0.5000 | 0.4000 | 80.0 % |" in text
+
+
 def test_nothing_is_made_up():
     assert describe_results({}) == ""
     assert describe_results({"metrics": {}, "fidelity": None, "crossovers": [], "command": "python x"}) == ""

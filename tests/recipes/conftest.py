@@ -23,6 +23,8 @@ from tiny_glue import (
     write_tsv,
 )
 from tiny_images import tiny_vision_model, write_folder, write_hub_folder
+from tiny_speech import save_encoder, write_librispeech
+from tiny_speech import write_hub_folder as write_speech_hub_folder
 from transformers import BertConfig, BertModel, BertTokenizer
 from versions import needs_transformers
 
@@ -135,3 +137,24 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind in ("vit", "classifier", "mae", "dinov2"):
         tiny_vision_model(kind).save_pretrained(folder / kind)
     return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def librispeech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LibriSpeech's layout in two splits: "train" with 24 recordings of two speakers, "validation" with 9."""
+    folder = tmp_path_factory.mktemp("librispeech")
+    write_librispeech(folder / "train", 24)
+    write_librispeech(folder / "validation", 9, first=100)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hub_speech(librispeech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same recordings as a data set on the Hub has them."""
+    return write_speech_hub_folder(tmp_path_factory.mktemp("hub") / "speech", librispeech)
+
+
+@pytest.fixture(scope="session")
+def tiny_speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random wav2vec 2.0 of two layers with its feature extractor, saved."""
+    return save_encoder(tmp_path_factory.mktemp("tiny-speech"))

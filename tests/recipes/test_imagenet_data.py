@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from imagenet_arguments import ImageNetArguments
-from imagenet_data import ImageDataError, load_images, read_digits, read_folder
+from imagenet_data import MediaDataError, load_images, read_digits, read_folder
 from PIL import Image
 from skipped_files import SkippedFiles
 from sklearn.datasets import load_digits
@@ -65,7 +65,7 @@ def test_the_hub_gives_encoded_images_and_lengths(streaming, hub_photos, photos,
 
 def test_a_stream_of_unknown_length_needs_a_number(photos, tmp_path):
     folder = write_hub_folder(tmp_path / "untold", photos, tell_length=False)
-    with pytest.raises(ImageDataError, match=r"does not tell how many training images .* Give --max_train_samples"):
+    with pytest.raises(MediaDataError, match=r"does not tell how many training rows .* Give --max_train_samples"):
         load(tmp_path, dataset_name=str(folder), streaming=True)
     data = load(tmp_path, dataset_name=str(folder), streaming=True, max_train_samples=10)
     assert (data.num_train, len(list(data.train))) == (10, 10)
@@ -98,7 +98,7 @@ def test_what_is_not_as_it_should_be_is_refused(options, message, photos, hub_ph
     (tmp_path / "hub").symlink_to(hub_photos)
     for folder in ("extra/yak", "empty/ant"):
         (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(ImageDataError, match=message):
+    with pytest.raises(MediaDataError, match=message):
         load(tmp_path, **{k: v.format(tmp_path) if isinstance(v, str) else v for k, v in options.items()})
 
 
@@ -108,5 +108,5 @@ def test_other_files_are_skipped_or_refused(photos, tmp_path):
     skipped = SkippedFiles(tmp_path, strict=False)
     assert len(read_folder(tmp_path / "images", skipped)) == 12
     assert skipped.names() == {str(tmp_path / "images/bee/notes.txt"): "its suffix is not that of an image"}
-    with pytest.raises(ImageDataError, match=r"notes\.txt is not a readable image"):
+    with pytest.raises(MediaDataError, match=r"notes\.txt is not a readable image"):
         read_folder(tmp_path / "images", SkippedFiles(tmp_path, strict=True))

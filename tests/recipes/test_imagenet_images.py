@@ -9,9 +9,10 @@ import pytest
 import torch
 from datasets import load_dataset
 from imagenet_data import read_folder
-from imagenet_images import IGNORED, CentreView, Images, Reader, StreamedImages, TrainingView, as_tensor, random_box
+from imagenet_images import IGNORED, CentreView, Reader, TrainingView, as_tensor, random_box
+from media_examples import Examples, StreamedExamples
 from PIL import Image
-from skipped_files import ImageDataError, SkippedFiles
+from skipped_files import MediaDataError, SkippedFiles
 from tiny_images import photo
 from torch.utils.data import DataLoader
 
@@ -37,7 +38,7 @@ def batches(dataset, epoch=0, workers=0, size=5):
 
 
 def test_changes_depend_on_seed_epoch_and_image_and_not_on_workers_or_place(rows, skipped):
-    images = Images(rows, Reader(VIEW, skipped), replace=True)
+    images = Examples(rows, Reader(VIEW, skipped), replace=True)
     state = torch.get_rng_state()
     assert images[0]["labels"] == 0
     assert torch.equal(torch.get_rng_state(), state), "the model's generator is left alone"
@@ -46,9 +47,9 @@ def test_changes_depend_on_seed_epoch_and_image_and_not_on_workers_or_place(rows
     for workers in (1, 2):
         assert torch.equal(batches(images, workers=workers)[0], pixels)
     order = list(range(len(rows)))[::-1]
-    assert torch.equal(batches(Images(rows.select(order), images.reader, replace=True))[0], pixels.flip(0))
+    assert torch.equal(batches(Examples(rows.select(order), images.reader, replace=True))[0], pixels.flip(0))
     same_seed = (batches(images, epoch=1)[0] == pixels).flatten(1).all(1)
-    other_seed = batches(Images(rows, Reader(replace(VIEW, seed=4), skipped), replace=True))[0]
+    other_seed = batches(Examples(rows, Reader(replace(VIEW, seed=4), skipped), replace=True))[0]
     assert not same_seed.any()
     assert not torch.equal(other_seed, pixels)
     assert labels.tolist() == [label for label in range(6) for _ in range(4)]
@@ -56,12 +57,12 @@ def test_changes_depend_on_seed_epoch_and_image_and_not_on_workers_or_place(rows
 
 def test_streams_give_the_batches_of_indexed_rows(rows, hub_photos, skipped):
     stream = load_dataset(str(hub_photos), split="train", streaming=True).decode(False)
-    streamed = StreamedImages(stream, Reader(VIEW, skipped), len(rows))
+    streamed = StreamedExamples(stream, Reader(VIEW, skipped), len(rows))
     assert len(DataLoader(streamed, 5)) == 5
     for epoch in (0, 2):
         for own, other in zip(
             batches(streamed, epoch),
-            batches(Images(rows, streamed.reader, replace=True), epoch),
+            batches(Examples(rows, streamed.reader, replace=True), epoch),
             strict=True,
         ):
             assert torch.equal(own, other)
@@ -135,14 +136,14 @@ def test_what_is_no_image_is_skipped_and_counted_once(workers, tmp_path, skipped
     (tmp_path / "data" / "bee" / "Thumbs.db").write_text("x")
     rows = read_folder(tmp_path / "data", skipped)
     assert len(rows) == 10
-    train = Images(rows, Reader(PLAIN, skipped), replace=True)
+    train = Examples(rows, Reader(PLAIN, skipped), replace=True)
     for epoch in (0, 1):
         pixels, _ = batches(train, epoch, workers, size=3)
         assert len(pixels) == 10
         assert (pixels.flatten(1).float().std(1) > 0).all(), "a readable image is in the place of each"
-    evaluated = batches(Images(rows, Reader(CentreView(12), skipped), replace=False), workers=workers)[1]
+    evaluated = batches(Examples(rows, Reader(CentreView(12), skipped), replace=False), workers=workers)[1]
     assert (evaluated == IGNORED).sum() == len(BROKEN)
-    streamed = StreamedImages(rows.to_iterable_dataset(), Reader(PLAIN, skipped), None)
+    streamed = StreamedExamples(rows.to_iterable_dataset(), Reader(PLAIN, skipped), None)
     assert len(batches(streamed)[1]) == 6
     assert list(skipped.names()) == sorted([*broken, str(tmp_path / "data" / "bee" / "Thumbs.db")])
     assert skipped.summary().startswith("skipped 5 files that are no readable images:\n  ")
@@ -152,16 +153,16 @@ def test_what_is_no_image_is_skipped_and_counted_once(workers, tmp_path, skipped
 def test_strict_raises_with_the_name(tmp_path, photos):
     strict = SkippedFiles(tmp_path, strict=True)
     row = {"image": {"path": "cut.png", "bytes": b"\x89PNG"}, "label": 0}
-    images = Images([row], Reader(PLAIN, strict), replace=True)
-    with pytest.raises(ImageDataError, match=r"cut\.png is not a readable image .*leave out --strict"):
+    images = Examples([row], Reader(PLAIN, strict), replace=True)
+    with pytest.raises(MediaDataError, match=r"cut\.png is not a readable image .*leave out --strict"):
         batches(images)
     assert not strict.names()
 
 
 def test_a_training_set_without_any_image_is_an_error(skipped):
     row = {"image": {"path": "none.png", "bytes": b""}, "label": 0}
-    with pytest.raises(ImageDataError, match="none of the 1 training images can be read"):
-        batches(Images([row], Reader(PLAIN, skipped), replace=True))
+    with pytest.raises(MediaDataError, match="none of the 1 training images can be read"):
+        batches(Examples([row], Reader(PLAIN, skipped), replace=True))
 
 
 def test_clearing_forgets_and_names_survive_another_list(tmp_path):

@@ -17,7 +17,7 @@ from imagenet_images import CentreView
 from imagenet_model import Normalisation
 from PIL import Image
 from safetensors.torch import load_file
-from skipped_files import ImageDataError
+from skipped_files import MediaDataError
 from tiny_images import CLASSES, photo
 from transformers import AutoModelForImageClassification, pipeline
 
@@ -130,7 +130,7 @@ def test_files_that_are_no_images_are_named_or_end_the_run(tiny_vision, photos, 
     assert "skipped 2 files that are no readable images" in capfd.readouterr().out
     clean = imagenet.main(arguments(tiny_vision["vit"], photos, tmp_path / "out", "--max_train_steps", "1"))
     assert clean["skipped_files"]["count"] == 0, "a new run begins with an empty list"
-    with pytest.raises(ImageDataError, match=r"bee/3\.png is not a readable image"):
+    with pytest.raises(MediaDataError, match=r"bee/3\.png is not a readable image"):
         imagenet.main([*argv, "--output_dir", str(tmp_path / "strict"), "--strict"])
 
 

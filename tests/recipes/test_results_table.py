@@ -81,6 +81,30 @@ def test_runs_on_images_with_tiles_before_training_and_over_the_steps(tmp_path, 
     assert "12 x 16 tiles alone" in (tmp_path / "curves.svg").read_text()
 
 
+def test_of_error_rates_fewer_are_better(tmp_path, capsys):
+    def speech(wer, options=None, **more):
+        step = {"completed_steps": 4, "train_loss": 1.0, "wer": wer, "cer": wer / 4}
+        return result("digits", {"wer": wer, "cer": wer / 4}, options, history=[step], **more)
+
+    runs = [
+        speech(0.2),
+        speech(0.3, options(), initial_metrics={"wer": 0.6, "cer": 0.2}),
+        speech(0.5, options()),
+        speech(1.1, options("favor+", 64, "none")),
+    ]
+    for index, content in enumerate(runs):
+        (tmp_path / f"{index}.json").write_text(json.dumps(content))
+    header, rows = run(tmp_path, capsys, "--curves", str(tmp_path / "curves.svg"))
+    assert header[1:] == [
+        *("digits (cer)", "digits (cer, before training)", "digits (wer)", "digits (wer, before training)"),
+        *("mean", "share of softmax, %"),
+    ]
+    assert rows["softmax"] == ["5.0", "", "20.0", "", "20.0", "100.0"]
+    assert rows["FAVOR++, centred, M = 64"] == ["10.0", "20.0", "40.0", "60.0", "40.0", "75.0"]
+    assert rows["FAVOR+, as published, M = 64"][-2:] == ["110.0", "-12.5"]
+    assert "wer x 100" in (tmp_path / "curves.svg").read_text()
+
+
 def test_an_empty_folder_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
