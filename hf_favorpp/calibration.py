@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.config import require_int, require_statistics_are_used
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.fitting import PairSample, fit_quadrature
@@ -131,14 +132,25 @@ class _Observer:
         self.sampled: list[tuple[Tensor, Tensor, Tensor]] = []
         self.window, self.ends = 0, (0, 0)
         self.called, self.saw_far = False, True
-        fits = layer.config.candidates_per_feature > 1
-        self.tokens_left = SAMPLE_TOKENS // _num_processes() if fits else 0
+        self.fits = layer.config.candidates_per_feature > 1
+        self.tokens_left = SAMPLE_TOKENS // _num_processes() if self.fits else 0
 
-    def watch(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None) -> None:
-        """Accumulate moments, and keep some sequences."""
+    def watch(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        scaling: float | None,
+        relative_keys: RelativeKeys | None,
+    ) -> None:
+        """Accumulate moments, and keep some sequences; with embeddings of distances projections are not chosen."""
         self.called = True
         x, y = scaled(query, key, scaling)
         self.moments.update(x, y, key_mask)
+        if relative_keys is not None:
+            self.tokens_left = 0
+            self.fits = False
         if self.tokens_left > 0:
             mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool) if key_mask is None else key_mask
             self._keep(x, y, mask)
@@ -184,7 +196,7 @@ class _Observer:
         """Return the preconditioner, float32, and the projections with their log-weights, where they are chosen."""
         config, omega = self.layer.config.calibrated(), self.layer.omega
         change = precondition(self.moments.statistics(), str(config.preconditioning)).to(torch.float32)
-        if config.candidates_per_feature == 1:
+        if config.candidates_per_feature == 1 or not self.fits:
             return change, None
         pairs = self._pairs(change)
         far = torch.zeros((), dtype=torch.int64, device=omega.device)

@@ -310,6 +310,8 @@ def attach(built: list[tuple[AttentionLayer, FavorppFeatures]]) -> None:
     for layer, features in built:
         features.train(layer.module.training)
         layer.module.add_module(_SUBMODULE, features)
+        if layer.family.prepare is not None:
+            layer.family.prepare(layer.module)
 
 
 def _detach(layer: AttentionLayer) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention import favorpp_attention
+from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.attention.tiles import Grid, attend_exactly, tile_neighbourhood
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConversionError
@@ -15,8 +17,8 @@ from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments
 
-Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], None]
-"""Sees query, key, value, key_mask and scaling of a layer, as :meth:`FavorppFeatures.forward` gets them."""
+Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativeKeys | None], None]
+"""Sees query, key, value, key_mask, scaling and relative_keys of a layer, as :meth:`FavorppFeatures.forward` does."""
 
 CALIBRATION_BUFFERS = (*Preconditioner._fields, "log_weights")
 FLOAT_BUFFERS = ("omega", *CALIBRATION_BUFFERS, "moments")
@@ -44,7 +46,7 @@ class FavorppFeatures(nn.Module):
         exact: Attend by softmax, as before the conversion.
         probe: Called with the inputs of every forward, exact or not; None does nothing.
         grid: How the tokens lie in the image, given their number, for a two-dimensional ``exact_window``.
-        reads_padding: Serve padded queries too, because the model reads what comes of them.
+        reads_padding: Serve padded queries too, through features alone, because the model reads what comes of them.
         replaced: The attention implementation that the conversion replaced; None where it is not known, as in a
             model loaded from a converted checkpoint.
     """
@@ -93,6 +95,7 @@ class FavorppFeatures(nn.Module):
         value: Tensor,
         key_mask: Tensor | None = None,
         scaling: float | None = None,
+        relative_keys: RelativeKeys | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
     ) -> Tensor:
@@ -104,6 +107,7 @@ class FavorppFeatures(nn.Module):
             value: (B, H_kv, Lk, D).
             key_mask: (B, Lk), bool, True = real token, or None.
             scaling: Factor of the logits; None means d^-1/2.
+            relative_keys: Embeddings of clipped distances, added to the keys; None for none.
             cu_seqlens: Of packed sequences, (N + 1,), int, or None; not with a two-dimensional ``exact_window``.
             max_seqlen: Tokens of the longest packed sequence, or None.
 
@@ -127,24 +131,25 @@ class FavorppFeatures(nn.Module):
         if order is not None:
             query, key, value = (t[..., order, :] for t in (query, key, value))
             key_mask = None if key_mask is None else key_mask[:, order]
-        out = favorpp_attention(
+        attend = partial(
+            favorpp_attention,
             query,
             key,
             value,
             self.omega,
             scaling=scaling,
             key_mask=key_mask,
-            query_mask=torch.ones_like(key_mask) if self.reads_padding and key_mask is not None else None,
             kernel=self.config.kernel,
             preconditioning=str(self.config.preconditioning),
             statistics=self.preconditioner,
             log_weights=getattr(self, "log_weights", None),
-            exact_window=window,
-            exact_ends=ends,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen,
+            relative_keys=relative_keys,
             backend=self.config.backend,
         )
+        out = attend(exact_window=window, exact_ends=ends, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        if self.reads_padding and key_mask is not None:
+            padded = attend(query_mask=torch.ones_like(key_mask))
+            out = torch.where(key_mask[:, None, :, None], out, padded)
         if order is None:
             return out
         if special := ends[1]:  # the last in this order

@@ -16,6 +16,8 @@ from transformers.trainer_callback import CallbackHandler
 
 from hf_favorpp import pretrained
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
+from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.convert import IMPLEMENTATION
 from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
 
@@ -55,7 +57,8 @@ def attention_forward(
         query: (B, H, Lq, d).
         key: (B, H_kv, Lk, d).
         value: (B, H_kv, Lk, d).
-        attention_mask: (B, Lk) bool from :func:`padding_mask`, a 4-D mask for layers that stay softmax, or None.
+        attention_mask: (B, 1, 1, Lk) bool from :func:`padding_mask`, (B, Lk) bool, a 4-D mask for layers that stay
+            softmax, or None.
         dropout: Rate for layers that stay softmax; not defined for features, see ``convert_to_favorpp``.
         scaling: Factor of the logits; None means d^-1/2.
         **kwargs: ``cu_seq_lens_q`` (and ``max_length_q``) describe packed sequences in a batch of one.
@@ -69,30 +72,39 @@ def attention_forward(
     """
     features = getattr(module, "favorpp", None)
     cu_seqlens, max_seqlen = kwargs.pop("cu_seq_lens_q", None), kwargs.get("max_length_q")
+    positions: RelativeKeys | RelativePositions | None = None
+    if isinstance(kwargs.get("position_bias"), RelativeKeys | RelativePositions):
+        positions = kwargs.pop("position_bias")
     if features is None:
         _require_conversion(module)
     else:
         _refuse_logit_terms(module, kwargs)
         # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
         query, key = query.to(value.dtype), key.to(value.dtype)
+        if isinstance(positions, RelativePositions):
+            query, key = positions.extend(query, key)
+            positions = None
         if not features.exact and features.probe is None:
             mask = None if cu_seqlens is not None else _key_mask(attention_mask)
-            out: Tensor = features(query, key, value, mask, scaling, cu_seqlens, max_seqlen)
+            out: Tensor = features(query, key, value, mask, scaling, positions, cu_seqlens, max_seqlen)
             return out.transpose(1, 2), None
     if cu_seqlens is not None:
         max_seqlen = int(cu_seqlens.diff().max()) if max_seqlen is None else max_seqlen
         query, key, value = (unpack(t, cu_seqlens, max_seqlen) for t in (query, key, value))
         attention_mask = packing_mask(cu_seqlens, max_seqlen)
     if features is not None and features.probe is not None:
-        features.probe(query, key, value, _key_mask(attention_mask), scaling)
+        features.probe(query, key, value, _key_mask(attention_mask), scaling, positions)
     if features is None or features.exact:
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
+        if isinstance(positions, RelativeKeys):
+            scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+            kwargs["position_bias"] = positions.logits(query, scaling, key.shape[-2])
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     else:
-        out = features(query, key, value, _key_mask(attention_mask), scaling).transpose(1, 2)
+        out = features(query, key, value, _key_mask(attention_mask), scaling, positions).transpose(1, 2)
     if cu_seqlens is not None:
         out = pack(out.transpose(1, 2), cu_seqlens).transpose(1, 2)
     return out, None
@@ -106,7 +118,7 @@ def padding_mask(
     kv_offset: int = 0,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Return the mask of real keys, (B, Lk) bool, so that no L x L mask is ever built.
+    """Return the mask of real keys, (B, 1, 1, Lk) bool, so that no L x L mask is ever built.
 
     Masks with a pattern of their own (causal, sliding windows) are built as for SDPA: they belong to layers that
     stay softmax.
@@ -119,8 +131,8 @@ def padding_mask(
         **kwargs: Passed on to ``sdpa_mask``.
 
     Returns:
-        (B, Lk) bool, (B, 1, 1, Lk) bool where there are not as many queries, a 4-D bool mask for other patterns, or
-        None where all keys are real.
+        (B, 1, 1, Lk) bool, which other modules of a model can read like the (B, 1, L, L) of SDPA; a 4-D bool mask
+        for other patterns; or None where all keys are real.
 
     Raises:
         InputError: ``attention_mask`` is not 2-D.
@@ -133,9 +145,7 @@ def padding_mask(
     if mask_function is bidirectional_mask_function:
         if attention_mask is None:
             return None
-        key_mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-        # other queries than keys: not of a converted layer, and models shape such masks on their own
-        return key_mask if kwargs.get("q_length", kv_length) == kv_length else key_mask[:, None, None]
+        return attention_mask[:, None, None, kv_offset : kv_offset + kv_length].bool()
     mask: Tensor | None = sdpa_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,

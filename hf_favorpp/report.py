@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from hf_favorpp.attention import observed_backends
+from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
@@ -92,7 +93,15 @@ class _Observer:
         self.first_tokens = 0
         self.saw_far = False
 
-    def watch(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scaling: float | None) -> None:
+    def watch(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        scaling: float | None,
+        relative_keys: RelativeKeys | None,
+    ) -> None:
         """Add what one call of the layer shows; see :data:`hf_favorpp.nn.Probe`."""
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         real_key = query.new_ones(key.shape[0], key.shape[2], dtype=torch.bool) if key_mask is None else key_mask
@@ -103,18 +112,31 @@ class _Observer:
         self.calls += 1
         _, window, _ = self.layer.neighbourhood(query.shape[2], query.device)
         self.saw_far |= not window or int(real.sum(-1).max()) > window
-        out = self.layer(query, key, value, key_mask, scaling)
+        out = self.layer(query, key, value, key_mask, scaling, relative_keys)
         with torch.autocast(query.device.type, enabled=False):
             dtype = torch.promote_types(query.dtype, torch.float32)
             groups = query.shape[1] // key.shape[1]
             x = _zero_padding(query.to(dtype), real) * scaling**0.5
             y, v = (_zero_padding(t.to(dtype), real_key).repeat_interleave(groups, dim=1) for t in (key, value))
             y = y * scaling**0.5
-            self._add_outputs(x, y, v, out.to(dtype), real, real_key)
+            if relative_keys is not None:
+                embedding = relative_keys.embedding.to(dtype) * scaling**0.5
+                relative_keys = relative_keys._replace(embedding=embedding)
+            exact = _softmax_attention(x, y, v, real_key, relative_keys)
+            self._add_outputs(x, y, v, exact, out.to(dtype), real, real_key)
             self._add_variance(x, y, real, real_key)
 
-    def _add_outputs(self, x: Tensor, y: Tensor, v: Tensor, out: Tensor, real: Tensor, real_key: Tensor) -> None:
-        exact, entropy = _softmax_attention(x, y, v, real_key)
+    def _add_outputs(
+        self,
+        x: Tensor,
+        y: Tensor,
+        v: Tensor,
+        softmax: tuple[Tensor, Tensor],
+        out: Tensor,
+        real: Tensor,
+        real_key: Tensor,
+    ) -> None:
+        exact, entropy = softmax
         count = real_key.sum(-1)
         uniform = v.sum(-2, keepdim=True) / count.clamp(min=1)[:, None, None, None]
         for name, t in (("error", out - exact), ("uniform", uniform - exact), ("exact", exact), ("x", x)):
@@ -181,13 +203,20 @@ class _Observer:
         ]
 
 
-def _softmax_attention(x: Tensor, y: Tensor, value: Tensor, real_key: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_attention(
+    x: Tensor, y: Tensor, value: Tensor, real_key: Tensor, relative_keys: RelativeKeys | None
+) -> tuple[Tensor, Tensor]:
     """Attend exactly: the output (B, H, Lq, D) and the entropy of each query's weights in nats, (B, H, Lq)."""
     batch, heads, length, _ = y.shape
     padded = ~real_key[:, None, None]
     outputs, entropies = [], []
+    first = 0
     for part in torch.split(x, max(1, LOGITS_AT_ONCE // (batch * heads * length)), dim=-2):
-        weights = torch.softmax((part @ y.mT).masked_fill(padded, float("-inf")), dim=-1)
+        logits = part @ y.mT
+        if relative_keys is not None:
+            logits = logits + relative_keys.logits(part, 1.0, length, first)
+        first += part.shape[-2]
+        weights = torch.softmax(logits.masked_fill(padded, float("-inf")), dim=-1)
         outputs.append(weights @ value)
         entropies.append(torch.special.entr(weights).sum(-1))
     return torch.cat(outputs, dim=-2), torch.cat(entropies, dim=-1)

@@ -295,8 +295,12 @@ def test_a_text_is_summed_up_at_padding_as_by_softmax(name):
         revert_to_softmax(model)
     assert all(few > 3 * many for few, many in zip(*errors, strict=True))
     assert max(errors[1]) < 0.15
-    refused(model, "serve real tokens only, but the model reads what .* makes of padding", exact_window=8)
-    refused(model, "serve real tokens only, but the model reads what .* makes of padding", exact_ends=(1, 1))
+    near = {"exact_window": 8, "exact_ends": (1, 1)}  # of padding there is no block: features alone serve it
+    convert_to_favorpp(model, FavorppConfig(num_features=2048, **near))
+    assert max(relative_error(*rows) for rows in zip(pooled(), softmax, strict=True)) < 0.15
+    revert_to_softmax(model)
+    reason = "kernel='none' serves real tokens only, but the model reads what .* makes of padding"
+    refused(model, reason, kernel="none", **near)
 
 
 def test_padded_patches_are_read_neither_by_layers_nor_by_the_pooling():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_composite_models import TEXTS, TOWERS
 from test_media_families import MEDIA_MODELS
+from test_relative_families import RELATIVE_TYPES
 from tiny_models import (
     PAD,
     TINY_MODELS,
@@ -42,7 +43,7 @@ def relative_error(estimate, target):
 
 
 def test_the_table_of_tiny_models_names_every_supported_model_type():
-    assert {*TINY_MODELS, *MEDIA_MODELS, *TOWERS, *TEXTS} == set(supported_model_types())
+    assert {*TINY_MODELS, *MEDIA_MODELS, *TOWERS, *TEXTS, *RELATIVE_TYPES} == set(supported_model_types())
 
 
 @every_family

@@ -55,7 +55,7 @@ def captured(model, batch):
     layers, seen = converted_layers(model), {}
 
     def probe_of(layer):
-        def probe(query, key, value, key_mask, scaling):
+        def probe(query, key, value, key_mask, scaling, _):
             out = layer(query, key, value, key_mask, scaling)
             root = (query.shape[-1] ** -0.5 if scaling is None else scaling) ** 0.5
             groups = query.shape[1] // key.shape[1]

@@ -25,6 +25,7 @@ NEEDS = {
         "5.4",
         LOADS,
     ),
+    "test_speech_families.py::test_without_this_package_no_family_loads_as_softmax": ("transformers", "5.4", LOADS),
     "test_save_load.py::test_without_this_package_loading_raises_and_is_not_softmax": ("transformers", "5.4", LOADS),
     "test_save_load.py::test_a_number_of_features_other_than_that_of_the_tensors": ("transformers", "5.4", NAMES),
     "test_save_load.py::test_a_tensor_of_another_shape": ("transformers", "5.4", NAMES),

@@ -1,6 +1,7 @@
 """What a model is calibrated or measured on: texts, images or recordings from files, as batches that it takes."""
 
 import csv
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +122,7 @@ def read_batches(options: DataOptions, source: Source, model: PreTrainedModel) -
         make = _image_maker(source, model)
         chosen = _readable(spread(paths, options.max_samples), "image", _check_image)
         return replace(_chosen(chosen, options, make, "images"), available=len(paths))
-    if takes == "input_values" and hasattr(model.config, "conv_kernel"):
+    if takes in ("input_values", "input_features"):
         paths, shortest = find_files(options.path, RECORDINGS), samples_of_a_frame(model.config)
         make = _wave_maker(options, source, model, shortest)
         kind = f"recording of at least {shortest} samples"
@@ -129,7 +130,7 @@ def read_batches(options: DataOptions, source: Source, model: PreTrainedModel) -
         # one at a time: without a mask padding would be heard
         return replace(_chosen(chosen, options, make, "recordings", 1), available=len(paths))
     raise CommandError(
-        f"{type(model).__name__} takes {takes}, and this command reads texts, images and waveforms: use "
+        f"{type(model).__name__} takes {takes}, and this command reads texts, images and recordings: use "
         f"calibrate(model, loader) or approximation_report(model, batch) in Python."
     )
 
@@ -321,12 +322,14 @@ def samples_of_a_frame(config: Any) -> int:
     """Return how many samples of a waveform a model needs at least.
 
     Args:
-        config: Of the model; its convolutions make one frame of so many samples.
+        config: Of the model; its convolutions make one frame of so many samples, where it tells them.
 
     Returns:
         Samples.
     """
     samples = 1
+    if not hasattr(config, "conv_kernel"):
+        return samples
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
         samples = (samples - 1) * stride + kernel
     return int(samples)
@@ -366,6 +369,9 @@ def _wave_maker(
         )
     soundfile = _imported("soundfile", "soundfile", "recordings")
     extractor = _preprocessor(AutoFeatureExtractor, source, "feature extractor", "recordings")
+    decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    # any word will do: the encoder, which is what is converted, does not see it
+    words = {"decoder_input_ids": torch.tensor([[model.config.decoder_start_token_id or 0]])} if decodes else {}
 
     def make(paths: Sequence[Path]) -> Batch:
         (path,) = paths
@@ -375,8 +381,8 @@ def _wave_maker(
                 f"{path} has {rate} samples a second, the model takes {extractor.sampling_rate}: resample it first."
             )
         wave = samples.mean(axis=1) if samples.ndim == 2 else samples
-        values = extractor(wave[: options.max_length], sampling_rate=rate, return_tensors="pt")["input_values"]
-        return {"input_values": torch.as_tensor(values).to(model.dtype)}
+        values = extractor(wave[: options.max_length], sampling_rate=rate, return_tensors="pt")[model.main_input_name]
+        return {model.main_input_name: torch.as_tensor(values).to(model.dtype), **words}
 
     return make
 

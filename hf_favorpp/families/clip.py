@@ -1,21 +1,14 @@
 """Towers of images and texts, CLIP and its relatives: one attention module for both, told apart by the model type."""
 
 import functools
-import sys
 from typing import Any
 
-from hf_favorpp.families.family import Family, geometry
+from hf_favorpp.families.family import Family, biased_stays, geometry
 from hf_favorpp.families.vit import patch_grid
 
 
 def _causal_text_stays(attention: Any) -> str:
     return "the text model of CLIP is causal; only its image model can be converted"
-
-
-def _biased_stays(attention: Any) -> str | None:
-    if not hasattr(sys.modules[type(attention).__module__], "create_bidirectional_mask"):
-        return "this version of Transformers hides padding by a bias on all pairs; newer ones by a mask"
-    return None
 
 
 def _many_grids(attention: Any, tile: tuple[int, int]) -> str:
@@ -48,7 +41,7 @@ SIGLIP2 = Family(
     attention_classes=("Siglip2Attention",),
     geometry=geometry("num_heads", "head_dim"),
     dropout_option="attention_dropout",
-    stays_softmax=_biased_stays,
+    stays_softmax=biased_stays,
     no_tiles=_many_grids,
 )
 SIGLIP_TEXT = Family(

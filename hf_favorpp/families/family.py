@@ -1,5 +1,6 @@
 """What is known of a model family: which modules attend, how large they are, and what must stay softmax."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,9 +9,31 @@ from torch import nn
 from hf_favorpp.attention.tiles import Grid
 
 
-def _causal_stays(attention: nn.Module) -> str | None:
+def causal_stays(attention: nn.Module) -> str | None:
+    """Return why a module of a decoder stays softmax.
+
+    Args:
+        attention: The attention module.
+
+    Returns:
+        The reason, or None for a module of an encoder.
+    """
     if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
         return "it belongs to a decoder; only encoder self-attention is converted"
+    return None
+
+
+def biased_stays(attention: nn.Module) -> str | None:
+    """Return why a module stays softmax in a model that does not ask the mask interface of Transformers for its mask.
+
+    Args:
+        attention: The attention module, whose class tells the file that its model is in.
+
+    Returns:
+        The reason, or None where the installed Transformers asks.
+    """
+    if not hasattr(sys.modules[type(attention).__module__], "create_bidirectional_mask"):
+        return "this version of Transformers hides padding by a bias on all pairs; newer ones by a mask"
     return None
 
 
@@ -27,9 +50,12 @@ class Family:
         stays_softmax: Returns why a module is left on softmax, or None where it can be converted.
         optional_part: Name of a submodule that is converted only where ``FavorppConfig.layers`` names its layers, such
             as ``decoder``; None for no such part.
-        reads_padding: Whether something is read from padded positions, which are then served as queries.
+        reads_padding: Whether something is read from padded positions, which are then served as queries, through
+            features alone.
         grid: Returns how a number of tokens lies in an image, or raises ``InputError``; None for families without
             images.
+        prepare: Readies the class of a module for features, which are attached then: what has no linear form, and
+            Transformers does before it calls the attention interface, is left to them. None where nothing is to be.
         no_tiles: Returns why a module cannot have exact tiles of (rows, columns), or None where it can; None where
             ``grid`` says it all.
     """
@@ -38,11 +64,12 @@ class Family:
     attention_classes: tuple[str, ...]
     geometry: Callable[[nn.Module], tuple[int, int]]
     dropout_option: str
-    stays_softmax: Callable[[nn.Module], str | None] = _causal_stays
+    stays_softmax: Callable[[nn.Module], str | None] = causal_stays
     optional_part: str | None = None
     reads_padding: bool = False
     grid: Callable[[nn.Module, int], Grid] | None = None
     no_tiles: Callable[[nn.Module, tuple[int, int]], str | None] | None = None
+    prepare: Callable[[nn.Module], None] | None = None
 
 
 def attribute(*paths: str) -> Callable[[nn.Module], int]:

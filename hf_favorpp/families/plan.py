@@ -145,7 +145,8 @@ def plan_loading(model: Any, config: FavorppConfig) -> list[AttentionLayer]:
         config: Its options.
 
     Returns:
-        The layers, with indices among those under ``model.config``; none for a head without attention.
+        The layers, with indices among those under ``model.config``; none for a head without attention, or a decoder
+        of which the encoder is elsewhere.
 
     Raises:
         ConfigError: ``config.layers`` names a layer that does not exist or cannot be converted.
@@ -155,6 +156,9 @@ def plan_loading(model: Any, config: FavorppConfig) -> list[AttentionLayer]:
     known = dict(configurations(model.config))
     own = [layer for layer in found if _path(model, known, layer) == ()]
     if not own and (found or model.config.model_type in supported_model_types()):
+        return []
+    if model.config.is_encoder_decoder and own and all(layer.decodes for layer in own):
+        # the encoder shares the configuration
         return []
     own = [replace(layer, index=index) for index, layer in enumerate(own)]
     if config.layers is not None and own and own[0].family.optional_part and not any(layer.optional for layer in own):
@@ -197,13 +201,13 @@ def build_features(layer: AttentionLayer, config: FavorppConfig) -> FavorppFeatu
         The module, on the device of the layer.
 
     Raises:
-        ConfigError: The layer cannot have the exact neighbourhood that is asked for.
+        ConfigError: The layer cannot have the exact neighbourhood, or not without features, that is asked for.
     """
     family = layer.family
-    if family.reads_padding and (config.exact_window or any(config.exact_ends)):
+    if family.reads_padding and config.kernel == "none":
         raise ConfigError(
-            f"exact_window and exact_ends serve real tokens only, but the model reads what {layer.name} makes of "
-            f"padding. Leave them at 0, or convert the other parts of the model alone."
+            f"kernel='none' serves real tokens only, but the model reads what {layer.name} makes of padding. Choose a "
+            f"kernel with features, or convert the other parts of the model alone."
         )
     if isinstance(config.exact_window, tuple) and (reason := _why_no_tiles(layer, config.exact_window)):
         raise ConfigError(

@@ -10,22 +10,26 @@ from hf_favorpp.families.albert import ALBERT
 from hf_favorpp.families.bert import BERT
 from hf_favorpp.families.clip import CLIP, CLIP_TEXT, SIGLIP, SIGLIP2, SIGLIP_TEXT
 from hf_favorpp.families.distilbert import DISTILBERT
-from hf_favorpp.families.family import Family
+from hf_favorpp.families.family import Family, causal_stays
 from hf_favorpp.families.masked import VIDEOMAE, VIT_MAE
 from hf_favorpp.families.modernbert import MODERNBERT
+from hf_favorpp.families.relative import CONFORMER, PARAKEET, SEAMLESS, SEAMLESS_V2, WAV2VEC2_BERT
 from hf_favorpp.families.rotary import EUROBERT, NOMIC_BERT
+from hf_favorpp.families.speech import LASR, MOONSHINE, WAV2VEC2, WHISPER
 from hf_favorpp.families.vit import AST, BEIT, DEIT, DINOV3, IJEPA, VIT
-from hf_favorpp.families.wav2vec2 import WAV2VEC2
 from hf_favorpp.nn import FavorppFeatures
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, DISTILBERT, ALBERT, EUROBERT, NOMIC_BERT, MODERNBERT),
     *(VIT, DEIT, IJEPA, BEIT, DINOV3, VIT_MAE, VIDEOMAE, AST),
     *(CLIP, SIGLIP, SIGLIP2, SIGLIP_TEXT),
-    WAV2VEC2,
+    *(WAV2VEC2, WHISPER, MOONSHINE, LASR),
+    *(CONFORMER, WAV2VEC2_BERT, SEAMLESS, SEAMLESS_V2, PARAKEET),
 )
 _ALWAYS_SOFTMAX = (CLIP_TEXT,)
 """Parts of models whose other parts can be converted: known, so that their layers are counted and the reason told."""
+_CROSS_ATTENTION = "encoder_attn"
+"""Name by which decoders of Transformers have it where its class is that of their self-attention."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class AttentionLayer:
         Returns:
             The reason, or None where it can.
         """
+        if self._crosses:
+            return "it is cross-attention; only encoder self-attention is converted"
         return self.family.stays_softmax(self.module)
 
     def left_out(self) -> str | None:
@@ -74,9 +80,18 @@ class AttentionLayer:
         return features if isinstance(features, FavorppFeatures) else None
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is in a decoder, be it cross-attention."""
+        return self._crosses or causal_stays(self.module) is not None
+
+    @property
     def optional(self) -> bool:
         """Whether it is in a part of the model that need not be converted."""
         return self.family.optional_part in self.name.split(".")
+
+    @property
+    def _crosses(self) -> bool:
+        return self.name.rpartition(".")[2] == _CROSS_ATTENTION
 
 
 def attention_layers(model: nn.Module) -> Iterator[AttentionLayer]:

@@ -1,12 +1,16 @@
 """hf-favorpp report and calibrate: the library's numbers, on data in every format."""
 
+import json
+
 import numpy as np
 import pytest
 import soundfile
 import torch
 from command_runs import run, run_json
 from PIL import Image
+from test_media_families import MEDIA_MODELS
 from transformers import (
+    AutoConfig,
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModel,
@@ -124,6 +128,35 @@ def test_images(vit, images, tmp_path):
 def test_a_model_of_images_is_given_texts(vit, texts, tmp_path):
     run("convert", vit, tmp_path / "out", "--num-features", 4)
     assert "the model takes .png" in run("report", tmp_path / "out", "--data", texts, code=3).stderr
+
+
+SOUND = {
+    "wav2vec2": ("Wav2Vec2FeatureExtractor", {}),
+    "moonshine": ("Wav2Vec2FeatureExtractor", {}),
+    "whisper": ("WhisperFeatureExtractor", {"feature_size": 8, "chunk_length": 1, "n_fft": 400, "hop_length": 160}),
+    "audio-spectrogram-transformer": ("ASTFeatureExtractor", {"num_mel_bins": 32, "max_length": 44}),
+}
+
+
+@pytest.mark.parametrize("model_type", SOUND)
+def test_recordings_are_made_what_the_model_takes(model_type, tmp_path):
+    options = {**MEDIA_MODELS[model_type], **({"max_source_positions": 50} if model_type == "whisper" else {})}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(model_type, **options))
+    model.save_pretrained(tmp_path / "softmax")
+    name, settings = SOUND[model_type]
+    extractor = {"feature_extractor_type": name, "sampling_rate": 16000, **settings}
+    (tmp_path / "softmax" / "preprocessor_config.json").write_text(json.dumps(extractor))
+    for index in range(3):
+        noise = np.random.default_rng(index).normal(0, 0.1, 4000 + 1000 * index)
+        soundfile.write(tmp_path / f"{index}.wav", noise, 16000)
+    data = ["--calibration-data", tmp_path]
+    run("convert", tmp_path / "softmax", tmp_path / "converted", "--num-features", 8, *data)
+    found = run_json("report", tmp_path / "converted", "--data", tmp_path, "--max-samples", 2, "--max-length", 4000)
+    assert found["data"] == {"kind": "recordings", "used": 1, "available": 3, "batches": 1}
+    assert len(found["layer_errors"]) == 2
+    tokens = {"wav2vec2": 399, "moonshine": 9, "whisper": 50, "audio-spectrogram-transformer": 5 * 7 + 2}
+    assert found["num_tokens"] == tokens[model_type]  # of one recording
 
 
 def tensors(folder):

@@ -1,0 +1,207 @@
+"""Speech encoders with relative positions, which a converted layer takes as they are, not as a bias of all pairs.
+
+Transformers computes that bias in a function of its own, or in the middle of a forward. Where the module is converted,
+what is here does so in its place; any other module goes on as before.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
+from hf_favorpp.families.family import Family
+
+Replacement = Callable[..., Any]
+
+
+def _converted(attention: Any) -> bool:
+    """Return whether a module attends through features now."""
+    return getattr(attention, "favorpp", None) is not None and attention.config._attn_implementation == "favorpp"
+
+
+def _wrap(owner: Any, name: str, replacement: Replacement) -> None:
+    """Let a function of Transformers, whose first argument is an attention module, do other things if converted."""
+    original = getattr(owner, name)
+    if getattr(original, "serves_favorpp", False):
+        return
+
+    @functools.wraps(original)
+    def wrapped(attention: Any, *args: Any, **kwargs: Any) -> Any:
+        return (replacement if _converted(attention) else original)(attention, *args, **kwargs)
+
+    wrapped.serves_favorpp = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+def _weight(linear: Any, like: Tensor) -> Tensor:
+    """Return the matrix of a linear layer, (outputs, inputs), with the adapters around it."""
+    if type(linear) is nn.Linear:
+        return linear.weight
+    matrix: Tensor = linear(torch.eye(linear.in_features, dtype=like.dtype, device=like.device))
+    return matrix.mT
+
+
+def _attention_function(attention: nn.Module) -> Callable[..., Any]:
+    function: Callable[..., Any] = vars(_modeling(attention))["ALL_ATTENTION_FUNCTIONS"]["favorpp"]
+    return function
+
+
+def _modeling(attention: nn.Module) -> ModuleType:
+    return sys.modules[type(attention).__module__]
+
+
+def _transformer_xl(attention: Any, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, RelativePositions]:
+    weight = torch.unflatten(_weight(attention.linear_pos, query), 0, (attention.num_heads, attention.head_size))
+    sinusoids = positions[0, : query.shape[-2]].flip(0)  # of distances L - 1 ... 0
+    relative = RelativePositions(query + attention.pos_bias_v.unsqueeze(-2), weight, sinusoids)
+    return query + attention.pos_bias_u.unsqueeze(-2), relative
+
+
+def _relative_key(attention: Any, query: Tensor, key: Tensor) -> tuple[Tensor, RelativeKeys]:
+    return query, RelativeKeys(attention.distance_embedding.weight, attention.left_max_position_embeddings)
+
+
+def _serve_functions(attention: nn.Module) -> None:
+    modeling = _modeling(attention)
+    _wrap(modeling, "_apply_relative_position_encoding", _transformer_xl)
+    if hasattr(modeling, "_apply_relative_key_position_encoding"):
+        _wrap(modeling, "_apply_relative_key_position_encoding", _relative_key)
+
+
+def _seamless_v2_forward(
+    attention: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend as ``SeamlessM4Tv2ConformerSelfAttention``, with the embeddings of distances left to the features."""
+    query, key, value = (
+        torch.unflatten(linear(hidden_states), -1, (attention.num_heads, attention.head_size)).transpose(1, 2)
+        for linear in (attention.linear_q, attention.linear_k, attention.linear_v)
+    )
+    bias = None
+    if attention.position_embeddings_type == "relative_key":
+        _, bias = _relative_key(attention, query, key)
+    attend = _attention_function(attention)
+    out, _ = attend(
+        attention, query, key, value, attention_mask, scaling=attention.scaling, position_bias=bias, **kwargs
+    )
+    return attention.linear_out(out.flatten(2)), None
+
+
+def _parakeet_forward(
+    attention: Any,
+    hidden_states: Tensor,
+    position_embeddings: Tensor,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as ``ParakeetEncoderAttention`` does, with the positions left to the features."""
+    query, key, value = (
+        torch.unflatten(linear(hidden_states), -1, (-1, attention.head_dim)).transpose(1, 2)
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    weight = torch.unflatten(_weight(attention.relative_k_proj, query), 0, (-1, attention.head_dim))
+    sinusoids = position_embeddings[0, : query.shape[-2]].flip(0)  # of distances L - 1 ... 0
+    relative = RelativePositions(query + attention.bias_v.unsqueeze(-2), weight, sinusoids)
+    if attention_mask is not None and attention_mask.shape[-2] != 1:  # real queries by real keys
+        attention_mask = attention_mask.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    attend = _attention_function(attention)
+    out, _ = attend(
+        attention,
+        query + attention.bias_u.unsqueeze(-2),
+        key,
+        value,
+        attention_mask,
+        scaling=attention.scaling,
+        position_bias=relative,
+        **kwargs,
+    )
+    return attention.o_proj(out.flatten(2)), None
+
+
+def _serve_forward(replacement: Replacement) -> Callable[[nn.Module], None]:
+    return lambda attention: _wrap(type(attention), "forward", replacement)
+
+
+def _conformer_geometry(attention: Any) -> tuple[int, int]:
+    """Return the heads; relative positions of Transformer-XL are as many more dimensions as the model has."""
+    positions = attention.linear_pos.in_features if attention.position_embeddings_type == "relative" else 0
+    return attention.num_heads, attention.head_size + positions
+
+
+def _parakeet_geometry(attention: Any) -> tuple[int, int]:
+    return attention.config.num_attention_heads, attention.head_dim + attention.relative_k_proj.in_features
+
+
+def _serve_seamless_v2(attention: nn.Module) -> None:
+    _wrap(type(attention), "forward", _seamless_v2_forward)
+    encoder = vars(_modeling(attention))["SeamlessM4Tv2ConformerEncoder"]
+    original = encoder._apply_chunk_attention
+    if getattr(original, "serves_favorpp", False):
+        return
+
+    @functools.wraps(original)
+    def mask_of_chunks(encoder: Any, attention_mask: Tensor | None, hidden_states: Tensor) -> Any:
+        one = hidden_states.shape[1] <= encoder.config.speech_encoder_chunk_size
+        if one and any(_converted(layer.self_attn) for layer in encoder.layers):
+            return attention_mask  # a single chunk: nothing is kept apart, and no matrix of all pairs needed
+        return original(encoder, attention_mask, hidden_states)
+
+    mask_of_chunks.serves_favorpp = True  # type: ignore[attr-defined]
+    encoder._apply_chunk_attention = mask_of_chunks
+
+
+def _stays_softmax(attention: Any) -> str | None:
+    """Return why a module stays softmax: before Transformers 5.10 or so these did not call its attention interface."""
+    if "ALL_ATTENTION_FUNCTIONS" not in vars(_modeling(attention)) or not hasattr(attention, "config"):
+        return "this version of Transformers computes it without its attention interface; newer ones use it"
+    return None
+
+
+CONFORMER = Family(
+    model_types=("wav2vec2-conformer",),
+    attention_classes=("Wav2Vec2ConformerSelfAttention",),
+    geometry=_conformer_geometry,
+    dropout_option="attention_dropout",
+    stays_softmax=_stays_softmax,
+    reads_padding=True,  # its convolutions mix padded frames into real ones
+    prepare=_serve_functions,
+)
+WAV2VEC2_BERT = Family(
+    model_types=("wav2vec2-bert",),
+    attention_classes=("Wav2Vec2BertSelfAttention",),
+    geometry=_conformer_geometry,
+    dropout_option="attention_dropout",
+    stays_softmax=_stays_softmax,
+    prepare=_serve_functions,
+)
+SEAMLESS = Family(
+    model_types=("seamless_m4t",),
+    attention_classes=("SeamlessM4TConformerSelfAttention",),
+    geometry=_conformer_geometry,
+    dropout_option="speech_encoder_dropout",
+    stays_softmax=_stays_softmax,
+    reads_padding=True,  # so does the adapter behind the encoder
+    prepare=_serve_functions,
+)
+SEAMLESS_V2 = Family(
+    model_types=("seamless_m4t_v2",),
+    attention_classes=("SeamlessM4Tv2ConformerSelfAttention",),
+    geometry=_conformer_geometry,
+    dropout_option="speech_encoder_dropout",
+    stays_softmax=_stays_softmax,
+    reads_padding=True,  # so does the adapter behind the encoder
+    prepare=_serve_seamless_v2,
+)
+PARAKEET = Family(
+    model_types=("parakeet_encoder", "parakeet_ctc"),
+    attention_classes=("ParakeetEncoderAttention",),
+    geometry=_parakeet_geometry,
+    dropout_option="attention_dropout",
+    stays_softmax=_stays_softmax,
+    prepare=_serve_forward(_parakeet_forward),
+)
