@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hf_favorpp.cli import options
-from hf_favorpp.cli.failures import CommandError, UsageError
+from hf_favorpp.cli.failures import UsageError
 from hf_favorpp.cli.output import output
 from hf_favorpp.config import KERNELS, FavorppConfig
 from hf_favorpp.errors import ConfigError
@@ -149,7 +149,7 @@ def convert(
     require_writable(destination, found, overwrite)
     loaded = load_config(found)
     if converted_options(loaded) and not anew:
-        _fail(f"{source} is converted already. Convert its softmax model anew with --anew, or calibrate it.")
+        _refuse(f"{source} is converted already. Convert its softmax model anew with --anew, or calibrate it.")
     model = load_model(found, loaded, dtype=dtype, device=device, softmax=anew)
     data = None
     if calibration_data is not None:
@@ -190,7 +190,3 @@ def _options(has_data: bool, *, paper: bool, statistics: str | None, **given: ob
 
 def _refuse(message: str) -> None:
     raise UsageError(message)
-
-
-def _fail(message: str) -> None:
-    raise CommandError(message)

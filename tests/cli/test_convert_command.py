@@ -154,7 +154,7 @@ def test_a_model_whose_outputs_differ_is_not_written(bert, tmp_path, monkeypatch
 
 
 def test_a_converted_model_is_converted_anew_only_when_asked(converted, bert, tmp_path):
-    assert "--anew" in run("convert", converted, tmp_path / "out", code=1).stderr
+    assert "--anew" in run("convert", converted, tmp_path / "out", code=2).stderr
     run("convert", converted, tmp_path / "out", "--anew", "--num-features", 3)
     again, first = load(tmp_path / "out"), load(bert)
     assert converted_layers(again)[0].config.num_features == 3
