@@ -11,7 +11,10 @@ TRACES = "2.6 cannot trace the models of Transformers 5.0"
 NAMED_AS_LOADED = "from which on what was loaded as LayerNorm.weight is not saved as LayerNorm.gamma"
 TOKENIZER = "whose AutoTokenizer reads the folder of a SigLIP without sentencepiece"
 VIT = "where the layers of ViT are vit.layers, as this test has them"
+CONFORMER = "whose Conformers call the attention interface"
 NEEDS = {
+    "recipes/test_speech_config.py::test_two_steps_of_every_config": ("transformers", "5.16", CONFORMER),
+    "recipes/test_speech_config.py::test_the_controls_that_the_headers_name_run": ("transformers", "5.16", CONFORMER),
     "cli/test_report_command.py::test_texts_are_for_the_text_model_of_siglip": ("transformers", "5.3", TOKENIZER),
     "hub/test_card.py::test_results_of_other_weights_are_left_out": ("transformers", "5.6", NAMED_AS_LOADED),
     "hub/test_remote_code.py::test_a_process_that_never_imported": ("transformers", "5.4", LOADS),

@@ -156,7 +156,7 @@ def _serve_seamless_v2(attention: nn.Module) -> None:
 
 
 def _stays_softmax(attention: Any) -> str | None:
-    """Return why a module stays softmax: before Transformers 5.10 or so these did not call its attention interface."""
+    """Return why a module stays softmax: before Transformers 5.16 these did not call its attention interface."""
     if "ALL_ATTENTION_FUNCTIONS" not in vars(_modeling(attention)) or not hasattr(attention, "config"):
         return "this version of Transformers computes it without its attention interface; newer ones use it"
     return None
