@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -64,7 +64,7 @@ class Family:
     attention_classes: tuple[str, ...]
     geometry: Callable[[nn.Module], tuple[int, int]]
     dropout_option: str
-    stays_softmax: Callable[[nn.Module], str | None] = causal_stays
+    stays_softmax: Callable[[nn.Module], str | None] = field(default_factory=lambda: causal_stays)
     optional_part: str | None = None
     reads_padding: bool = False
     grid: Callable[[nn.Module, int], Grid] | None = None
