@@ -57,7 +57,9 @@ def command_line() -> str:
     if precision := os.environ.get("ACCELERATE_MIXED_PRECISION"):  # set by the accelerate command
         ranks = os.environ.get("WORLD_SIZE", "1")
         program = ["accelerate", "launch", "--num_processes", ranks, "--mixed_precision", precision]
-    words, hide = [*program, *sys.argv], False
+    script = Path(sys.argv[0])
+    words = [*program, *sys.argv] if script.suffix == ".py" else [script.name, *sys.argv[1:]]  # an installed command
+    hide = False
     shown = []
     for word in words:
         name, equals, _ = word.partition("=")

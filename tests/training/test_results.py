@@ -19,6 +19,8 @@ def test_the_command_is_quoted_and_keeps_no_token(monkeypatch):
     words = ["--hub_token", "abc", "--x", "a b", "--api-token=abc", "--tokens=3"]
     monkeypatch.setattr("sys.argv", ["recipes/glue.py", *words])
     assert command_line() == "python recipes/glue.py --hub_token '***' --x 'a b' '--api-token=***' --tokens=3"
+    monkeypatch.setattr("sys.argv", ["/home/me/.venv/bin/hf-favorpp", "report", "mine"])
+    assert command_line() == "hf-favorpp report mine"
 
 
 def test_a_run_is_described_with_versions_and_hardware():
