@@ -7,6 +7,7 @@ what is here does so in its place; any other module goes on as before.
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -171,37 +172,25 @@ CONFORMER = Family(
     reads_padding=True,  # its convolutions mix padded frames into real ones
     prepare=_serve_functions,
 )
-WAV2VEC2_BERT = Family(
-    model_types=("wav2vec2-bert",),
-    attention_classes=("Wav2Vec2BertSelfAttention",),
-    geometry=_conformer_geometry,
-    dropout_option="attention_dropout",
-    stays_softmax=_stays_softmax,
-    prepare=_serve_functions,
+WAV2VEC2_BERT = replace(
+    CONFORMER, model_types=("wav2vec2-bert",), attention_classes=("Wav2Vec2BertSelfAttention",), reads_padding=False
 )
-SEAMLESS = Family(
+SEAMLESS = replace(  # here it is the adapter behind the encoder that reads padding
+    CONFORMER,
     model_types=("seamless_m4t",),
     attention_classes=("SeamlessM4TConformerSelfAttention",),
-    geometry=_conformer_geometry,
     dropout_option="speech_encoder_dropout",
-    stays_softmax=_stays_softmax,
-    reads_padding=True,  # so does the adapter behind the encoder
-    prepare=_serve_functions,
 )
-SEAMLESS_V2 = Family(
+SEAMLESS_V2 = replace(
+    SEAMLESS,
     model_types=("seamless_m4t_v2",),
     attention_classes=("SeamlessM4Tv2ConformerSelfAttention",),
-    geometry=_conformer_geometry,
-    dropout_option="speech_encoder_dropout",
-    stays_softmax=_stays_softmax,
-    reads_padding=True,  # so does the adapter behind the encoder
     prepare=_serve_seamless_v2,
 )
-PARAKEET = Family(
+PARAKEET = replace(
+    WAV2VEC2_BERT,
     model_types=("parakeet_encoder", "parakeet_ctc"),
     attention_classes=("ParakeetEncoderAttention",),
     geometry=_parakeet_geometry,
-    dropout_option="attention_dropout",
-    stays_softmax=_stays_softmax,
     prepare=_serve_forward(_parakeet_forward),
 )
