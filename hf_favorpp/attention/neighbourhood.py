@@ -137,13 +137,25 @@ def other_blocks(own: Summary) -> Summary:
     blocks = own[0].shape[2]
     if blocks == 1:
         return torch.full_like(own[0], float("-inf")), torch.zeros_like(own[1])
-    z, S = own
-    if blocks % 2:
-        z, S = pad(z, (0, 0, 0, 1), value=float("-inf")), pad(S, (0, 0, 0, 0, 0, 1))
-    z, S = torch.unflatten(z, 2, (-1, 2)), torch.unflatten(S, 2, (-1, 2))
+    z, S = in_pairs(own)
     outside = other_blocks(merge((z[:, :, :, 0], S[:, :, :, 0]), (z[:, :, :, 1], S[:, :, :, 1])))
     z, S = merge((outside[0].unsqueeze(3), outside[1].unsqueeze(3)), (z.flip(3), S.flip(3)))
     return z.flatten(2, 3)[:, :, :blocks], S.flatten(2, 3)[:, :, :blocks]
+
+
+def in_pairs(own: Summary) -> Summary:
+    """Put neighbouring blocks side by side; an odd last one beside an empty one.
+
+    Args:
+        own: z (B, H, blocks, M), S (B, H, blocks, M, D).
+
+    Returns:
+        z (B, H, pairs, 2, M), S (B, H, pairs, 2, M, D).
+    """
+    z, S = own
+    if z.shape[2] % 2:
+        z, S = pad(z, (0, 0, 0, 1), value=float("-inf")), pad(S, (0, 0, 0, 0, 0, 1))
+    return torch.unflatten(z, 2, (-1, 2)), torch.unflatten(S, 2, (-1, 2))
 
 
 def take(t: Tensor, positions: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_favorpp.attention.neighbourhood import Summary, attend, merge, take
+from hf_favorpp.attention.neighbourhood import Summary, attend, in_pairs, merge, take
 
 
 class RelativeKeys(NamedTuple):
@@ -167,10 +167,7 @@ def earlier_blocks(own: Summary) -> Summary:
     blocks = own[0].shape[2]
     if blocks == 1:
         return torch.full_like(own[0], float("-inf")), torch.zeros_like(own[1])
-    z, S = own
-    if blocks % 2:
-        z, S = pad(z, (0, 0, 0, 1), value=float("-inf")), pad(S, (0, 0, 0, 0, 0, 1))
-    z, S = torch.unflatten(z, 2, (-1, 2)), torch.unflatten(S, 2, (-1, 2))
+    z, S = in_pairs(own)
     firsts = z[:, :, :, 0], S[:, :, :, 0]
     before_firsts = earlier_blocks(merge(firsts, (z[:, :, :, 1], S[:, :, :, 1])))
     before_seconds = merge(before_firsts, firsts)
