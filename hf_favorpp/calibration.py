@@ -133,7 +133,7 @@ class _Observer:
         self.window, self.ends = 0, (0, 0)
         self.called, self.saw_far = False, True
         self.fits = layer.config.candidates_per_feature > 1
-        self.tokens_left = SAMPLE_TOKENS // _num_processes() if self.fits else 0
+        self.tokens_left = SAMPLE_TOKENS // _num_processes()
 
     def watch(
         self,
@@ -148,10 +148,8 @@ class _Observer:
         self.called = True
         x, y = scaled(query, key, scaling)
         self.moments.update(x, y, key_mask)
-        if relative_keys is not None:
-            self.tokens_left = 0
-            self.fits = False
-        if self.tokens_left > 0:
+        self.fits &= relative_keys is None
+        if self.fits and self.tokens_left > 0:
             mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool) if key_mask is None else key_mask
             self._keep(x, y, mask)
 
@@ -196,7 +194,7 @@ class _Observer:
         """Return the preconditioner, float32, and the projections with their log-weights, where they are chosen."""
         config, omega = self.layer.config.calibrated(), self.layer.omega
         change = precondition(self.moments.statistics(), str(config.preconditioning)).to(torch.float32)
-        if config.candidates_per_feature == 1 or not self.fits:
+        if not self.fits:
             return change, None
         pairs = self._pairs(change)
         far = torch.zeros((), dtype=torch.int64, device=omega.device)

@@ -21,20 +21,20 @@ from hf_favorpp.families.family import Family
 Replacement = Callable[..., Any]
 
 
-def _converted(attention: Any) -> bool:
+def _converted(attention: Any, *args: Any, **kwargs: Any) -> bool:
     """Return whether a module attends through features now."""
     return getattr(attention, "favorpp", None) is not None and attention.config._attn_implementation == "favorpp"
 
 
-def _wrap(owner: Any, name: str, replacement: Replacement) -> None:
-    """Let a function of Transformers, whose first argument is an attention module, do other things if converted."""
+def _wrap(owner: Any, name: str, replacement: Replacement, applies: Callable[..., bool] = _converted) -> None:
+    """Let a function of Transformers do other things for the modules, its first argument, that this applies to."""
     original = getattr(owner, name)
     if getattr(original, "serves_favorpp", False):
         return
 
     @functools.wraps(original)
-    def wrapped(attention: Any, *args: Any, **kwargs: Any) -> Any:
-        return (replacement if _converted(attention) else original)(attention, *args, **kwargs)
+    def wrapped(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return (replacement if applies(module, *args, **kwargs) else original)(module, *args, **kwargs)
 
     wrapped.serves_favorpp = True  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
@@ -141,19 +141,13 @@ def _parakeet_geometry(attention: Any) -> tuple[int, int]:
 def _serve_seamless_v2(attention: nn.Module) -> None:
     _wrap(type(attention), "forward", _seamless_v2_forward)
     encoder = vars(_modeling(attention))["SeamlessM4Tv2ConformerEncoder"]
-    original = encoder._apply_chunk_attention
-    if getattr(original, "serves_favorpp", False):
-        return
+    _wrap(encoder, "_apply_chunk_attention", lambda encoder, mask, hidden_states: mask, applies=_is_one_chunk)
 
-    @functools.wraps(original)
-    def mask_of_chunks(encoder: Any, attention_mask: Tensor | None, hidden_states: Tensor) -> Any:
-        one = hidden_states.shape[1] <= encoder.config.speech_encoder_chunk_size
-        if one and any(_converted(layer.self_attn) for layer in encoder.layers):
-            return attention_mask  # a single chunk: nothing is kept apart, and no matrix of all pairs needed
-        return original(encoder, attention_mask, hidden_states)
 
-    mask_of_chunks.serves_favorpp = True  # type: ignore[attr-defined]
-    encoder._apply_chunk_attention = mask_of_chunks
+def _is_one_chunk(encoder: Any, attention_mask: Tensor | None, hidden_states: Tensor) -> bool:
+    """Return whether converted layers see a single chunk: nothing is kept apart then by a matrix of all pairs."""
+    one = hidden_states.shape[1] <= encoder.config.speech_encoder_chunk_size
+    return one and any(_converted(layer.self_attn) for layer in encoder.layers)
 
 
 def _stays_softmax(attention: Any) -> str | None:
