@@ -28,7 +28,7 @@ from imagenet_model import (
     make_average,
     make_processor,
 )
-from media_examples import Examples, StreamedExamples
+from media_loaders import media_loaders
 from skipped_files import MediaDataError, SkippedFiles
 from throughput import loader_rate, model_rate, verdict
 from torch import Tensor, nn
@@ -185,26 +185,7 @@ def make_loaders(
         size, args.min_crop_scale, args.horizontal_flip, args.randaugment_magnitude, args.randaugment_std, args.seed
     )
     change, still = Reader(training, skipped), Reader(CentreView(size, args.crop_ratio), skipped)
-    train_size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
-    options: dict[str, Any] = {
-        "num_workers": num_workers(args, accelerator),
-        "pin_memory": accelerator.device.type == "cuda",
-    }
-    if args.streaming:
-        shuffled = data.train.shuffle(seed=args.seed, buffer_size=args.shuffle_buffer)
-        few = StreamedExamples(data.train.take(args.calibration_samples), still, None)
-        return (
-            DataLoader(StreamedExamples(shuffled, change, data.num_train), train_size, **options),
-            DataLoader(StreamedExamples(data.validation, still, data.num_validation), eval_size, **options),
-            DataLoader(few, train_size),
-        )
-    rows = data.train.shuffle(seed=args.seed)
-    rows = rows.select(range(min(args.calibration_samples, len(rows))))
-    return (
-        DataLoader(Examples(data.train, change, replace=True), train_size, shuffle=True, **options),
-        DataLoader(Examples(data.validation, still, replace=False), eval_size, **options),
-        DataLoader(Examples(rows, still, replace=True), train_size, **options),
-    )
+    return media_loaders(args, accelerator, data, change, still)
 
 
 def model_inputs(

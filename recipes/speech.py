@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from command_line import parse_arguments
 from length_grouping import LengthGroupedSampler
-from media_examples import Examples, StreamedExamples
+from media_loaders import media_loaders
 from skipped_files import MediaDataError, SkippedFiles
 from speech_arguments import SpeechArguments
 from speech_audio import IGNORED, AudioReader, Collator
@@ -35,7 +35,6 @@ from uptraining import (
     finish,
     loop_settings,
     make_accelerator,
-    num_workers,
     run_with_twin,
     set_threads,
 )
@@ -154,32 +153,10 @@ def make_loaders(
     """Return the loaders of the training, of the evaluation, and of a few training rows to calibrate on."""
     extractor = processor.feature_extractor
     reader = AudioReader(processor.tokenizer, args.text_case, extractor.sampling_rate, skipped)
-    train_size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
-    collator = Collator(extractor)
-    options: dict[str, Any] = {
-        "num_workers": num_workers(args, accelerator),
-        "pin_memory": accelerator.device.type == "cuda",
-        "collate_fn": collator,
-    }
-    if args.streaming:
-        shuffled = data.train.shuffle(seed=args.seed, buffer_size=args.shuffle_buffer)
-        few = StreamedExamples(data.train.take(args.calibration_samples), reader, None)
-        return (
-            DataLoader(StreamedExamples(shuffled, reader, data.num_train), train_size, **options),
-            DataLoader(StreamedExamples(data.validation, reader, data.num_validation), eval_size, **options),
-            DataLoader(few, train_size, collate_fn=collator),
-        )
-    rows = data.train.shuffle(seed=args.seed)
-    rows = rows.select(range(min(args.calibration_samples, len(rows))))
     sampler = None
     if args.group_by_length and data.seconds is not None:
-        sampler = LengthGroupedSampler(data.seconds, train_size, args.seed)
-    examples = Examples(data.train, reader, replace=True)
-    return (
-        DataLoader(examples, train_size, shuffle=sampler is None, sampler=sampler, **options),
-        DataLoader(Examples(data.validation, reader, replace=False), eval_size, **options),
-        DataLoader(Examples(rows, reader, replace=True), train_size, collate_fn=collator),
-    )
+        sampler = LengthGroupedSampler(data.seconds, args.per_device_train_batch_size, args.seed)
+    return media_loaders(args, accelerator, data, reader, reader, collate=Collator(extractor), sampler=sampler)
 
 
 def model_inputs(loader: DataLoader[Any], device: torch.device) -> Iterator[dict[str, Tensor]]:
