@@ -7,12 +7,19 @@ from typing import Any, ClassVar, Self
 
 from hf_favorpp.errors import ConfigError
 
-KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "none")
+KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "uniform", "none")
 """The values of ``FavorppConfig.kernel``."""
 SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic", "trig")
-"""The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own, ``none`` is none."""
+"""The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own, and the last two
+are controls."""
 POSITIVE_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
 """Those of them whose features are positive, so that they stand beside exact logits in one softmax."""
+WITHOUT_PROJECTIONS = {
+    "elu": "head_dim features by definition",
+    "uniform": "one constant feature",
+    "none": "no features",
+}
+"""The kernels that draw no projections, and what they have instead."""
 
 DEFAULT_CANDIDATES = 8
 
@@ -74,8 +81,9 @@ class FavorppConfig:
         kernel: ``"favor++"`` (CRT Theorem 3.3), ``"favor+"`` (Performer Lemma 1), and for comparison
             ``"favor+hyperbolic"`` (Performer Lemma 1, second form), ``"trig"`` (random Fourier features), ``"relu"``
             (Performer-ReLU) and ``"elu"`` (elu + 1, Katharopoulos et al. 2020). The last two do not estimate softmax.
-            ``"none"`` has no features at all: a query sees its exact neighbourhood and nothing else, which tells what
-            the features beside a neighbourhood are worth.
+            Two are controls: ``"uniform"`` averages the values, whatever queries and keys are, which tells what a
+            model does without attention; ``"none"`` has no features at all, and a query sees its exact neighbourhood
+            and nothing else, which tells what the features beside a neighbourhood are worth.
         projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms), ``"antithetic"`` (half as
             many of those, and their negatives) or ``"iid"``. None chooses ``"antithetic"`` with ``"diagonal"`` and
             ``"full"`` of each sequence, where it was measured to be closer to softmax at the same cost, else

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_favorpp.calibration import calibrate
-from hf_favorpp.config import FavorppConfig
+from hf_favorpp.config import WITHOUT_PROJECTIONS, FavorppConfig
 from hf_favorpp.errors import ConfigError, ConversionError, InputError, UnsupportedModelError
 from hf_favorpp.families import AttentionLayer, attention_layers
 from hf_favorpp.families.plan import Part, build_features, configurations, parts_left_out, parts_of, plan_conversion
@@ -278,9 +278,8 @@ def tell_what_changed(model: PreTrainedModel) -> None:
                 rate,
             )
     kernel = converted_layers(model)[0].config.kernel
-    if kernel in ("elu", "none"):
-        features = "head_dim features by definition" if kernel == "elu" else "no features"
-        _log.warning("kernel=%r has %s: num_features does not apply.", kernel, features)
+    if kernel in WITHOUT_PROJECTIONS:
+        _log.warning("kernel=%r has %s: num_features does not apply.", kernel, WITHOUT_PROJECTIONS[kernel])
 
 
 def tell_what_is_ignored(model: PreTrainedModel) -> None:

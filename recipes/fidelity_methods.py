@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import PreTrainedModel
 
 from hf_favorpp import FavorppConfig, convert_to_favorpp, revert_to_softmax
-from hf_favorpp.convert import plan_conversion
-from hf_favorpp.registration import padding_mask
 
 WINDOW = "+window"
 UNIFORM, WINDOW_ONLY = "uniform", "window-only"
@@ -38,7 +32,6 @@ METHODS: dict[str, dict[str, Any]] = {
 called random, choose their projections by the calibration too."""
 WITHOUT_DRAWS = ("elu",)
 """Methods that have neither a number of features nor a seed."""
-CONTROL_IMPLEMENTATION = "favorpp_fidelity_control"
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ def plan_runs(methods: Iterable[str], num_features: Sequence[int], seeds: int) -
     return list(dict.fromkeys(runs))
 
 
-def configuration(run: Run, window: int | tuple[int, int], ends: tuple[int, int]) -> FavorppConfig | None:
+def configuration(run: Run, window: int | tuple[int, int], ends: tuple[int, int]) -> FavorppConfig:
     """Return the library's options of a run.
 
     Args:
@@ -101,14 +94,14 @@ def configuration(run: Run, window: int | tuple[int, int], ends: tuple[int, int]
         ends: ``exact_ends`` of them.
 
     Returns:
-        The options; None for the mean of the values, which is no attention.
+        The options.
 
     Raises:
         ValueError: There is no such method.
     """
-    if run.method == UNIFORM:
-        return None
     name = run.method.removesuffix(WINDOW)
+    if name == UNIFORM:
+        return FavorppConfig.paper(kernel="uniform")
     if name == WINDOW_ONLY:
         assert run.num_features is not None
         if not run.windowed:
@@ -149,32 +142,11 @@ def attention_replaced(
         Nothing.
     """
     config = configuration(run, window, ends)
-    if config is None:
-        with _averaging(model):
-            yield
-        return
     convert_to_favorpp(model, config, calibration_data=calibration if run.calibrated else None)
     try:
         yield
     finally:
         revert_to_softmax(model)
-
-
-def uniform_attention(query: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Replace attention by the mean of the real values.
-
-    Args:
-        query: (B, H, Lq, d).
-        value: (B, H_kv, Lk, D).
-        key_mask: (B, Lk), bool, or None.
-
-    Returns:
-        (B, H, Lq, D).
-    """
-    weights = value.new_ones(value.shape[0], value.shape[2]) if key_mask is None else key_mask.to(value.dtype)
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1)
-    mean = torch.einsum("bl,bhld->bhd", weights, value).unsqueeze(2)
-    return mean.repeat_interleave(query.shape[1] // value.shape[1], dim=1).expand(-1, -1, query.shape[2], -1)
 
 
 def _tile(area: int) -> tuple[int, int]:
@@ -183,36 +155,3 @@ def _tile(area: int) -> tuple[int, int]:
     if area > 3 * rows * rows:
         rows = round(math.sqrt(area))
     return rows, math.ceil(area / rows)
-
-
-@contextmanager
-def _averaging(model: PreTrainedModel) -> Generator[None]:
-    """Let the mean of the values take the place of softmax in those layers that a conversion would convert."""
-    modules = {id(layer.module) for layer in plan_conversion(model, FavorppConfig())}
-    AttentionInterface.register(CONTROL_IMPLEMENTATION, functools.partial(_averaging_forward, modules=modules))
-    AttentionMaskInterface.register(CONTROL_IMPLEMENTATION, padding_mask)
-    previous = model.config._attn_implementation
-    model.set_attn_implementation(CONTROL_IMPLEMENTATION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(previous)
-
-
-def _averaging_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    *,
-    modules: set[int],
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend as the attention interface of Transformers asks: (B, L, H, D)."""
-    if id(module) not in modules:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    attention_mask = None if attention_mask is None else attention_mask[:, 0, 0]
-    return uniform_attention(query, value, attention_mask).transpose(1, 2), None

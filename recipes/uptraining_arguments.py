@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from command_line import flag
 
-Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic", "none"]
+Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic", "uniform", "none"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 # The names are kept out of FavorppConfig where they are None, so that the library's defaults hold.
 FEATURE_ARGUMENTS = (

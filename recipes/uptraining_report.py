@@ -57,6 +57,8 @@ def attention_name(result: dict[str, Any]) -> str:
     near = f"{window[0]} x {window[1]} tiles" if isinstance(window, tuple) else f"window of {window}"
     if config.kernel == "none":
         return f"{near} alone"
+    if config.kernel == "uniform":
+        return "mean of the values"
     name = config.kernel.replace("favor", "FAVOR")
     if name.startswith("FAVOR"):
         name += f", {PRECONDITIONING_NAMES[str(config.preconditioning)]}"

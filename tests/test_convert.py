@@ -164,7 +164,11 @@ def test_the_layers_that_stay_softmax_keep_their_attention_dropout():
 
 @pytest.mark.parametrize(
     ("options", "features"),
-    [({"kernel": "elu"}, "head_dim features"), ({"kernel": "none", "exact_window": 4}, "no features")],
+    [
+        ({"kernel": "elu"}, "head_dim features"),
+        ({"kernel": "uniform"}, "one constant feature"),
+        ({"kernel": "none", "exact_window": 4}, "no features"),
+    ],
 )
 def test_kernels_that_draw_nothing_are_explained(caplog, options, features):
     convert_to_favorpp(tiny_model("bert"), FavorppConfig(**options))
@@ -172,7 +176,7 @@ def test_kernels_that_draw_nothing_are_explained(caplog, options, features):
     assert "num_features does not apply" in caplog.text
 
 
-@pytest.mark.parametrize("kernel", ["favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "none"])
+@pytest.mark.parametrize("kernel", ["favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "uniform", "none"])
 def test_every_kernel_runs_in_a_model_forward_and_backward(kernel):
     model, batch = (
         convert_to_favorpp(

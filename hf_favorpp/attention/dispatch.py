@@ -13,6 +13,7 @@ from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.attention.two_steps import packed_tokens, real_tokens, two_step_attention
 from hf_favorpp.config import (
     POSITIVE_KERNELS,
+    WITHOUT_PROJECTIONS,
     require_choice,
     require_neighbourhood_fits,
     require_preconditioning_fits,
@@ -54,8 +55,8 @@ def favorpp_attention(
         query: (B, H, Lq, d), float16, bfloat16, float32 or float64.
         key: (B, H_kv, Lk, d), same dtype; H must be a multiple of H_kv (grouped-query attention).
         value: (B, H_kv, Lk, D), same dtype.
-        omega: Projections, (H, M, d) or (M, d), any float dtype. None only with ``"elu"`` and ``"none"``, which
-            draw none.
+        omega: Projections, (H, M, d) or (M, d), any float dtype. None only with ``"elu"``, ``"uniform"`` and
+            ``"none"``, which draw none.
         scaling: Factor of the logits; None means d^-1/2.
         key_mask: (B, Lk), bool, True = real token; None means all.
         query_mask: (B, Lq), bool, True = real token; None means ``key_mask`` where Lq = Lk, else all. Padded
@@ -184,7 +185,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _checked_omega(omega: Tensor | None, query: Tensor, kernel: str) -> Tensor:
     heads, head_dim = query.shape[1], query.shape[-1]
-    if omega is None and kernel in ("elu", "none"):
+    if omega is None and kernel in WITHOUT_PROJECTIONS:
         return query.new_zeros(1, head_dim)
     if omega is None or omega.ndim not in (2, 3) or omega.shape[-1] != head_dim or omega.shape[-2] < 1:
         got = None if omega is None else tuple(omega.shape)
@@ -276,7 +277,7 @@ def _check_neighbourhood(query: Tensor, key: Tensor, exact_window: object, is_ca
 def _check_relative_keys(
     relative_keys: RelativeKeys, query: Tensor, key: Tensor, kernel: str, is_causal: bool, cu_seqlens: Tensor | None
 ) -> None:
-    if kernel not in (*POSITIVE_KERNELS, "none"):
+    if kernel not in (*POSITIVE_KERNELS, "uniform", "none"):
         raise ConfigError(f"relative_keys need a positive kernel that estimates softmax, got kernel={kernel!r}.")
     if is_causal or cu_seqlens is not None or query.shape[-2] != key.shape[-2]:
         raise InputError(

@@ -51,6 +51,9 @@ def reference_attention(
             key, value = _zero_padding(key, key_mask), _zero_padding(value, key_mask)
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        if kernel == "uniform":
+            zero_q, zero_k = query[..., :1] * 0, key[..., :1] * 0  # a gradient of zero, not none
+            return _attend(zero_q, zero_k, value, key_mask, is_causal).to(dtype)
         if kernel in ("relu", "elu"):
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
             return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)

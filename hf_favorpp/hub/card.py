@@ -33,6 +33,7 @@ KERNEL_NAMES = {
     "trig": f"random Fourier features ({PERFORMER})",
     "relu": f"ReLU features ({PERFORMER})",
     "elu": "features elu + 1 ([Katharopoulos et al.](https://arxiv.org/abs/2006.16236))",
+    "uniform": "the mean of the values, a control",
     "none": "exact attention to a neighbourhood alone, a control",
 }
 TAGS = ("favorpp", "linear-attention", "performer")

@@ -43,6 +43,8 @@ def _one_head(q, k, v, w, scaling, kernel, preconditioning):
         phi_q, phi_k = (q @ w.T).relu(), (k @ w.T).relu()
     elif kernel == "elu":
         phi_q, phi_k = torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1
+    elif kernel == "uniform":
+        phi_q, phi_k = torch.ones(len(q), 1, dtype=F64), torch.ones(len(k), 1, dtype=F64)
     elif kernel == "trig":
         phi_q, phi_k = trig(x, w), trig(y, w)
     elif kernel == "favor+hyperbolic":
