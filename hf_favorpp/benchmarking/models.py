@@ -71,6 +71,14 @@ def random_images(
     return {"pixel_values": torch.randn(batch_size, config.num_channels, size, size, generator=generator)}
 
 
+def random_spectra(
+    config: PreTrainedConfig, batch_size: int, size: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Return as many frames of mel spectra; see :data:`MakeInputs`."""
+    shape = (batch_size, size, config.feature_projection_input_dim)
+    return {"input_features": torch.randn(shape, generator=generator)}
+
+
 def _waveforms(config: PreTrainedConfig, batch_size: int, size: int, generator: torch.Generator) -> dict[str, Tensor]:
     samples = size
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
@@ -92,6 +100,23 @@ _VIT = ModelKind(
     lambda size: {"image_size": size},
     images=True,
 )
+
+
+def _conformer(positions: str) -> ModelKind:
+    return ModelKind(
+        f"Conformer (M), {positions} positions",
+        "wav2vec2-bert",
+        lambda config, size: size,
+        random_spectra,
+        {
+            **_NO_SPEECH_DROPOUT,
+            **{"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 16, "intermediate_size": 1024},
+            "conformer_conv_dropout": 0.0,
+            "position_embeddings_type": positions.replace("-", "_"),
+        },
+    )
+
+
 MODELS: dict[str, ModelKind] = {
     "bert": ModelKind(
         "BERT-base",
@@ -111,9 +136,10 @@ MODELS: dict[str, ModelKind] = {
         },
     ),
     "wav2vec2": ModelKind("wav2vec 2.0 base", "wav2vec2", lambda config, size: size, _waveforms, _NO_SPEECH_DROPOUT),
+    **{f"conformer-{positions}": _conformer(positions) for positions in ("rotary", "relative", "relative-key")},
 }
-"""By the name that ``--model`` takes. The speech model is a Transformer: the families that can be converted hold no
-Conformer. One that is added to them is one more line here."""
+"""By the name that ``--model`` takes. The Conformers are of the medium size of Gulati et al. 2020, arXiv:2005.08100,
+Table 1, and their sizes are frames of the encoder."""
 
 
 def model_lineup(
@@ -186,7 +212,8 @@ def with_identity_attention(model: PreTrainedModel) -> PreTrainedModel:
         model: A softmax model.
 
     Returns:
-        The twin. Its projections of queries and keys are still computed.
+        The twin. Its projections of queries and keys are still computed; what relative positions would add to the
+        logits is not.
 
     Source:
         Choromanski et al. 2021, arXiv:2009.14794, Section 4.1 (the line "X").
@@ -195,6 +222,10 @@ def with_identity_attention(model: PreTrainedModel) -> PreTrainedModel:
     AttentionMaskInterface.register(IDENTITY_IMPLEMENTATION, padding_mask)
     copied = twin(model)
     copied.set_attn_implementation(IDENTITY_IMPLEMENTATION)
+    part: Any
+    for part in copied.modules():
+        if hasattr(part, "position_embeddings_type"):
+            part.position_embeddings_type = None
     return copied
 
 

@@ -26,7 +26,8 @@ def bench(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Time a whole model too: bert, vit, vit-small, wav2vec2, or one of the shape of a checkpoint. "
+            help="Time a whole model too: bert, vit, vit-small, wav2vec2, conformer-rotary, conformer-relative, "
+            "conformer-relative-key, or one of the shape of a checkpoint. "
             "Weights are random.",
             rich_help_panel=_WHAT,
             show_default=False,

@@ -18,7 +18,7 @@ from hf_favorpp.benchmarking.models import (
 from hf_favorpp.benchmarking.timing import Race
 from hf_favorpp.nn import converted_layers
 
-SIZES = {"bert": 40, "vit": 48, "vit-small": 48, "wav2vec2": 40}
+SIZES = {name: 48 if "vit" in name else 40 for name in TINY_OPTIONS}
 every_model = pytest.mark.parametrize("name", TINY_OPTIONS)
 
 

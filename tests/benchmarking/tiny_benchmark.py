@@ -12,6 +12,14 @@ from hf_favorpp.benchmarking.models import MODELS
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_CONFORMER = {
+    **SIZES,
+    "feature_projection_input_dim": 12,
+    "conv_depthwise_kernel_size": 5,
+    "left_max_position_embeddings": 4,
+    "right_max_position_embeddings": 2,
+    "initializer_range": 0.1,
+}
 TINY_OPTIONS = {
     "bert": {**SIZES, "vocab_size": 50, "initializer_range": 0.2},
     **{name: {**SIZES, "patch_size": 8, "initializer_range": 0.2} for name in ("vit", "vit-small")},
@@ -25,6 +33,7 @@ TINY_OPTIONS = {
         "num_conv_pos_embedding_groups": 4,
         "initializer_range": 0.2,
     },
+    **{f"conformer-{positions}": _CONFORMER for positions in ("rotary", "relative", "relative-key")},
 }
 
 
