@@ -56,6 +56,9 @@ class FidelityArguments:
         "the odd ones evaluate. probe trains on it too."
     )
     training_samples: int | None = flag("probe: train on so many images, evenly spaced; None uses all.")
+    joined_seconds: float | None = flag(
+        "audio: put recordings together, in an order drawn once, into ones of so many seconds."
+    )
     image_size: int | None = flag("image, probe: pixels of a side; None is the model's.")
     filler_file: str | None = flag("far: a long plain text, of which the documents consist otherwise.")
     max_length: int | None = flag(
@@ -136,6 +139,12 @@ class FidelityArguments:
             raise ValueError(f"--image_size is for --task image and probe, not {self.task}.")
         if self.training_samples is not None and self.task != "probe":
             raise ValueError("--training_samples is for --task probe.")
+        if self.joined_seconds is not None and self.task != "audio":
+            raise ValueError("--joined_seconds is for --task audio.")
+        if self.joined_seconds is not None and not self.joined_seconds > 0:
+            raise ValueError(f"--joined_seconds must be positive, got {self.joined_seconds}.")
+        if self.joined_seconds is not None and self.max_length is not None:
+            raise ValueError("give --joined_seconds or --max_length, not both.")
         if self.task == "audio" and self.batch_size not in (None, 1):
             raise ValueError(f"audio is measured one recording at a time, got --batch_size {self.batch_size}.")
         if self.task == "far" and self.max_length is not None and self.max_length < SHORTEST_FAR:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from fidelity_inputs import POOL, Inputs
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
+from hf_favorpp import approximation_report
 from hf_favorpp.families import attention_layers
 
 Scores = dict[str, float | None]  # None: not finite
@@ -44,6 +46,20 @@ def features_of(model: PreTrainedModel, inputs: Inputs) -> list[Tensor]:
             hidden = (pool.unsqueeze(-1) * hidden).sum(1) / pool.sum(1, keepdim=True)
         features.append(hidden.cpu())
     return features
+
+
+def attention_error(model: PreTrainedModel, inputs: Inputs) -> float:
+    """Return the relative error of the output of attention to softmax of the same queries, keys and values.
+
+    Args:
+        model: A converted model.
+        inputs: Of the task, without padding.
+
+    Returns:
+        The mean over converted layers and batches.
+    """
+    reports = [approximation_report(model, batch) for batch in inputs.evaluation]
+    return fmean(error for report in reports for error in report.layer_errors)
 
 
 def scores_of(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from fidelity_arguments import FidelityArguments
 from fidelity_inputs import FidelityError, Inputs, existing, split, spread, stack
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -26,16 +27,18 @@ SHORTEST_SIDE = 256 / 224
 SAMPLING_RATE = 16_000
 """Of a model that brings no feature extractor, Hz."""
 Prepare = Callable[[Path], dict[str, Tensor]]
+Recordings = tuple[Path, ...]
+"""Files that are heard one after the other."""
 
 
 class Files(Dataset[dict[str, Tensor]]):
     """Files that are decoded when they are needed."""
 
-    def __init__(self, paths: list[Path], prepare: Prepare) -> None:
+    def __init__(self, paths: Sequence[Any], prepare: Callable[[Any], dict[str, Tensor]]) -> None:
         """Keep what is needed.
 
         Args:
-            paths: The files.
+            paths: The files, or tuples of those that belong together.
             prepare: Makes the inputs of a model of one.
         """
         self.paths, self.prepare = paths, prepare
@@ -128,29 +131,40 @@ def recordings(args: FidelityArguments, source: str, model: PreTrainedModel) -> 
 
     Args:
         args: Folders and sizes.
-        source: Of the feature extractor. Without one the waveform is normalised to mean 0 and variance 1, and must
-            be of 16 kHz.
+        source: Of the feature extractor. Without one the waveform is of 16 kHz, normalised to mean 0 and variance 1.
         model: Tells the dtype.
 
     Returns:
-        Batches of one recording.
+        Batches of one recording, or of several joined.
 
     Raises:
-        FidelityError: The package soundfile is not installed.
+        FidelityError: The packages soundfile and soxr are not installed, or a recording cannot be read.
     """
     try:
-        import soundfile
+        import speech_audio
     except ImportError:
-        raise FidelityError("recordings are read with the package soundfile: pip install soundfile") from None
+        raise FidelityError("recordings are read with the packages soundfile and soxr: pip install both") from None
     try:
         extractor = AutoFeatureExtractor.from_pretrained(source)
     except (OSError, ValueError):
         print(f"{source} has no feature extractor: waveforms of {SAMPLING_RATE} Hz, normalised to mean 0, variance 1")
         extractor = None
-    prepare = partial(
-        _prepare_recording, soundfile=soundfile, extractor=extractor, max_length=args.max_length, dtype=model.dtype
-    )
-    return _inputs(args, RECORDINGS, prepare)
+    rate = SAMPLING_RATE if extractor is None else extractor.sampling_rate
+    longest = args.max_length if args.joined_seconds is None else round(args.joined_seconds * rate)
+
+    def prepare(paths: Recordings) -> dict[str, Tensor]:
+        try:
+            waves = [speech_audio.read_audio(path, rate) for path in paths]
+        except speech_audio.UNREADABLE as error:
+            raise FidelityError(f"one of {', '.join(map(str, paths))}: {speech_audio.reason(error)}") from error
+        return _prepare_wave(np.concatenate(waves)[:longest], rate, extractor, model.dtype)
+
+    def join(paths: list[Path]) -> list[Recordings]:
+        if args.joined_seconds is None:
+            return [(path,) for path in paths]
+        return _joined(paths, args.joined_seconds, speech_audio.seconds_of)
+
+    return _inputs(args, RECORDINGS, prepare, join)
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -172,13 +186,38 @@ def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return paths
 
 
-def _inputs(args: FidelityArguments, suffixes: tuple[str, ...], prepare: Prepare) -> Inputs:
-    paths = find_files(existing(str(args.data_file), "data_file"), suffixes)
+def _inputs(
+    args: FidelityArguments,
+    suffixes: tuple[str, ...],
+    prepare: Callable[[Any], dict[str, Tensor]],
+    join: Callable[[list[Path]], list[Any]] = list,
+) -> Inputs:
+    """Return batches of files, or of what ``join`` makes of them, which ``prepare`` takes."""
+    rows = join(find_files(existing(str(args.data_file), "data_file"), suffixes))
     other = None
     if args.calibration_file is not None:
-        other = find_files(existing(args.calibration_file, "calibration_file"), suffixes)
-    chosen = split(paths, other, args.max_samples, args.calibration_samples, contents=lambda path: (path.resolve(),))
+        other = join(find_files(existing(args.calibration_file, "calibration_file"), suffixes))
+    chosen = split(rows, other, args.max_samples, args.calibration_samples, contents=_files)
     return Inputs(*(DataLoader(Files(part, prepare), args.batch_size, collate_fn=stack) for part in chosen))
+
+
+def _files(row: Path | Recordings) -> tuple[Path, ...]:
+    """Return what a row consists of."""
+    return tuple(path.resolve() for path in (row if isinstance(row, tuple) else (row,)))
+
+
+def _joined(paths: list[Path], seconds: float, seconds_of: Callable[[Path], float]) -> list[Recordings]:
+    """Put recordings, each once, together into pieces that last at least so long; what is left over is left out."""
+    pieces: list[Recordings] = []
+    piece: list[Path] = []
+    total = 0.0
+    for path in random.Random(0).sample(paths, len(paths)):
+        piece.append(path)
+        total += seconds_of(path)
+        if total >= seconds:
+            pieces.append(tuple(piece))
+            piece, total = [], 0.0
+    return pieces
 
 
 def _image_size(model: PreTrainedModel) -> tuple[int, int]:
@@ -206,15 +245,7 @@ def _prepare_image(path: Path, size: tuple[int, int], dtype: torch.dtype) -> dic
     return {"pixel_values": normalised.permute(2, 0, 1).contiguous().to(dtype)}
 
 
-def _prepare_recording(
-    path: Path, soundfile: ModuleType, extractor: Any, max_length: int | None, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    samples, rate = soundfile.read(path, dtype="float32")
-    wanted = SAMPLING_RATE if extractor is None else extractor.sampling_rate
-    if rate != wanted:
-        raise FidelityError(f"{path} has {rate} samples a second, the model takes {wanted}: resample the files first.")
-    wave = samples.mean(axis=1) if samples.ndim == 2 else samples
-    wave = wave[:max_length]
+def _prepare_wave(wave: NDArray[np.float32], rate: int, extractor: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     if extractor is None:
         return {"input_values": torch.from_numpy((wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)).to(dtype)}
     inputs = extractor(wave, sampling_rate=rate, return_tensors="pt")

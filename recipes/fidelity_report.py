@@ -78,7 +78,10 @@ SCORES: dict[str, tuple[Score, ...]] = {
         Score("patch_cosine", "cosine of patch features to softmax", drawn=False),
         Score("class_cosine", "cosine of the class token to softmax", drawn=False),
     ),
-    "audio": (Score("frame_cosine", "cosine of frames to softmax"),),
+    "audio": (
+        Score("attention_error", "relative error of attention, mean over layers"),
+        Score("frame_cosine", "cosine of frames to softmax"),
+    ),
 }
 """What is shown of each task; the titles are of tables and axes."""
 

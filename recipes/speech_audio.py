@@ -57,6 +57,11 @@ def open_audio(audio: Mapping[str, Any]) -> io.BytesIO | Path:
     return Path(audio["path"]) if audio.get("bytes") is None else io.BytesIO(audio["bytes"])
 
 
+def seconds_of(source: Path | io.BytesIO) -> float:
+    """Return how long a recording lasts by its header, s; raises what :data:`UNREADABLE` holds."""
+    return float(soundfile.info(source).duration)
+
+
 def write_audio(wave: NDArray[np.float32], rate: int) -> bytes:
     """Return a WAV file of 16 bits, of samples in [-1, 1]."""
     buffer = io.BytesIO()

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soundfile
 from datasets import Dataset, Features, Value
 from dial_tones import SAMPLING_RATE, dial_tones, draw_number
 from media_rows import Rows, limited, read_hub
 from skipped_files import MediaDataError, SkippedFiles
 from speech_arguments import DIAL_TONES, SpeechArguments
-from speech_audio import UNREADABLE, name_of, open_audio, reason, write_audio
+from speech_audio import UNREADABLE, name_of, open_audio, reason, seconds_of, write_audio
 from spoken_digits import NUM_TEST, make_strings, read_digits
 
 COLUMNS = {"audio_column_name": "audio", "text_column_name": "text"}
@@ -189,7 +188,7 @@ def measured(rows: Dataset, longest: float | None, skipped: SkippedFiles) -> tup
     kept, seconds = [], []
     for place, row in enumerate(rows):
         try:
-            duration = soundfile.info(open_audio(row["audio"])).duration
+            duration = seconds_of(open_audio(row["audio"]))
         except UNREADABLE as error:
             skipped.add(name_of(row["audio"], row["text"]), reason(error))
             continue

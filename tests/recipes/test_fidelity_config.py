@@ -72,6 +72,9 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--data_file", "x", "--filler_file", "y"], "--filler_file is for --task far"),
         (["--task", "image", "--data_file", "x", "--max_length", "9"], "no meaning for images"),
         (["--task", "audio", "--data_file", "x", "--batch_size", "2"], "one recording at a time"),
+        (["--task", "audio", "--data_file", "x", "--joined_seconds", "0"], "must be positive"),
+        (["--task", "audio", "--data_file", "x", "--joined_seconds", "2", "--max_length", "9"], "not both"),
+        (["--data_file", "x", "--joined_seconds", "2"], "--joined_seconds is for --task audio"),
         (["--task", "far", "--data_file", "x", "--filler_file", "y", "--max_length", "9"], "at least 64 for far"),
     ],
 )

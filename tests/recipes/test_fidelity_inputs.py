@@ -16,7 +16,7 @@ from fidelity_measures import spearman
 from fidelity_media import images, recordings
 from fidelity_text import documents, read_pairs, read_texts, sentence_pairs
 from PIL import Image
-from tiny_fidelity import RATE, provide_soundfile, write_data, write_recording, write_vit
+from tiny_fidelity import RATE, write_data, write_recording, write_vit
 from transformers import AutoModel, AutoTokenizer, ViTImageProcessor, Wav2Vec2FeatureExtractor
 
 LENGTH = 96
@@ -144,7 +144,6 @@ def test_images_are_cut_and_normalised_as_by_the_checkpoints_processor_or_as_for
 
 
 def test_recordings_are_read_one_by_one_at_the_rate_of_the_model(tmp_path, monkeypatch, capsys):
-    provide_soundfile(monkeypatch)
     for index, channels in enumerate((1, 2, 1, 1)):
         write_recording(tmp_path / "speech" / f"{index}.wav", 500 + index, channels=channels)
     model, args = SimpleNamespace(dtype=torch.float32), arguments("audio", {"data_file": tmp_path / "speech"})
@@ -157,10 +156,29 @@ def test_recordings_are_read_one_by_one_at_the_rate_of_the_model(tmp_path, monke
     assert batch["input_values"].mean().abs() < 1e-4
     assert batch["input_values"].std() == pytest.approx(1, rel=0.01)
     Wav2Vec2FeatureExtractor(sampling_rate=8000).save_pretrained(tmp_path)
-    with pytest.raises(FidelityError, match="has 16000 samples a second, the model takes 8000"):
+    batch = next(
+        iter(recordings(arguments("audio", {"data_file": tmp_path / "speech"}), str(tmp_path), model).evaluation)
+    )
+    assert batch["input_values"].shape == (1, 251), "resampled"
+    (tmp_path / "speech" / "1.wav").write_bytes(b"no recording")
+    with pytest.raises(FidelityError, match=r"1\.wav: .*"):
         next(iter(recordings(args, str(tmp_path), model).evaluation))
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(FidelityError, match="pip install soundfile"):
+    monkeypatch.setitem(sys.modules, "speech_audio", None)
+    with pytest.raises(FidelityError, match="packages soundfile and soxr"):
         recordings(args, str(tmp_path), model)
     with pytest.raises(FidelityError, match=r"there is no \.wav, \.flac file below"):
         fidelity_media.find_files(tmp_path / "nothing", (".wav", ".flac"))
+
+
+def test_recordings_are_joined_into_ones_of_equal_length(tmp_path):
+    for index in range(9):
+        write_recording(tmp_path / "speech" / f"{index}.wav", 300 + index)
+    model, seconds = SimpleNamespace(dtype=torch.float32), 600 / RATE
+    args = arguments("audio", {"data_file": tmp_path / "speech"}, joined_seconds=seconds)
+    inputs = recordings(args, str(tmp_path), model)
+    batches = [*inputs.evaluation, *inputs.calibration]
+    assert [batch["input_values"].shape for batch in batches] == [(1, 600)] * 4
+    pieces = [piece for part in (inputs.evaluation, inputs.calibration) for piece in part.dataset.paths]
+    files = [path for piece in pieces for path in piece]
+    assert len(files) == len(set(files)) == 8
+    assert files != sorted(files)

@@ -10,8 +10,6 @@ from fidelity_inputs import FidelityError
 from fidelity_report import SCORES
 from tiny_fidelity import (
     command,
-    make_wav2vec2_convertible,
-    provide_soundfile,
     write_bert,
     write_data,
     write_vit,
@@ -42,10 +40,7 @@ def scores_by_run(results):
 
 
 @pytest.mark.parametrize("task", ["sts", "text", "far", "image", "audio"])
-def test_every_task(task, models, data, tmp_path, monkeypatch, capsys, one_thread):
-    if task == "audio":
-        provide_soundfile(monkeypatch)
-        make_wav2vec2_convertible(monkeypatch)
+def test_every_task(task, models, data, tmp_path, capsys, one_thread):
     output, figure = tmp_path / "out" / f"{task}.json", tmp_path / "figures" / f"{task}.png"
     methods = ["favor++", "elu", "calibrated-full", "calibrated-full+window"]
     window = {"exact_window": [2, 2]} if task == "image" else {"exact_window": 8, "exact_ends": [1, 1]}

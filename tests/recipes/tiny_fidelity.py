@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import wave
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from tiny_glue import HEADERS, make_rows, make_sentence, write_tsv
 from transformers import AutoConfig, AutoTokenizer, BertModel, ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model
-
-from hf_favorpp.families import registry, supported_model_types
-from hf_favorpp.families.family import Family, geometry
 
 RATE = 16_000
 
@@ -114,30 +108,6 @@ def write_wav2vec2(folder: Path) -> Path:
     )
     Wav2Vec2Model(config).save_pretrained(folder)
     return folder
-
-
-def provide_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the wav reader of the standard library in the place of soundfile."""
-
-    def read(path, dtype):
-        with wave.open(str(path), "rb") as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
-            return (samples.squeeze() / 2**15).astype(dtype), file.getframerate()
-
-    monkeypatch.setitem(sys.modules, "soundfile", SimpleNamespace(read=read))
-
-
-def make_wav2vec2_convertible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the family where the package has none."""
-    if "wav2vec2" in supported_model_types():
-        return
-    family = Family(
-        model_types=("wav2vec2",),
-        attention_classes=("Wav2Vec2Attention",),
-        geometry=geometry("num_heads", "head_dim"),
-        dropout_option="attention_dropout",
-    )
-    monkeypatch.setitem(registry._BY_CLASS, "Wav2Vec2Attention", family)
 
 
 def command(task: str, model: Path, files: dict[str, Path], output: Path, **more: object) -> list[str]:
