@@ -75,10 +75,11 @@ def find_extractor(args: SpeechArguments, config: PreTrainedConfig) -> SequenceF
         raise ModelError(
             f"--model_type {args.model_type} takes no recordings. Choose wav2vec2_conformer, for example."
         )
+    kind = FEATURE_EXTRACTOR_MAPPING[type(config)]
+    if config.model_type == "wav2vec2-bert":
+        kind = SeamlessM4TFeatureExtractor  # as in the published one; the mapping names one of waves
     padding_is_seen = getattr(config, "feat_extract_norm", "layer") == "group"  # as in the published ones
-    return FEATURE_EXTRACTOR_MAPPING[type(config)](
-        sampling_rate=args.sampling_rate, return_attention_mask=not padding_is_seen
-    )
+    return kind(sampling_rate=args.sampling_rate, return_attention_mask=not padding_is_seen)
 
 
 def find_tokenizer(source: str | None) -> Wav2Vec2CTCTokenizer | None:

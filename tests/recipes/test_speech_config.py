@@ -11,12 +11,13 @@ import yaml
 from command_line import parse_arguments
 from speech_arguments import SpeechArguments
 from tiny_glue import ROOT
-from tiny_speech import TINY, save_encoder, write_digits
+from tiny_speech import TINY, TINY_SPECTRA, save_encoder, write_digits
 from transformers import AutoConfig
 from uptraining import ModelError, override
 
 CONFIGS = sorted((ROOT / "configs" / "speech").glob("*.yaml"))
 CHECKPOINTS = {"conformer_rope": "rotary", "conformer_rel_pos": "relative"}
+DIGITS = ("spoken_digits_softmax", "spoken_digits")
 TINY_NEW = json.dumps({**TINY, "position_embeddings_type": "rotary", "conv_depthwise_kernel_size": 5})
 
 
@@ -25,7 +26,7 @@ def stem(path):
 
 
 def test_every_config_is_known():
-    assert {path.stem for path in CONFIGS} == {*CHECKPOINTS, "quickstart", "spoken_digits"}
+    assert {path.stem for path in CONFIGS} == {*CHECKPOINTS, "quickstart", *DIGITS}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=stem)
@@ -49,9 +50,11 @@ def two_steps(tmp_path_factory, hub_speech):
     digits = write_digits(folder / "digits")
     new = ["--config_overrides", TINY_NEW, "--num_strings", "16"]
     softmax = folder / "softmax"
+    strings = ["--data_dir", str(digits), "--num_strings", "16"]
     more = {
         "quickstart": new,
-        "spoken_digits": [*new, "--data_dir", str(digits), "--model_name_or_path", str(softmax)],
+        "spoken_digits_softmax": [*strings, "--config_overrides", json.dumps(TINY_SPECTRA)],
+        "spoken_digits": [*strings, "--model_name_or_path", str(softmax)],
     }
     splits = [
         "--train_split_name",
@@ -69,8 +72,7 @@ def two_steps(tmp_path_factory, hub_speech):
     words = {
         name: ["--config", str(ROOT / f"configs/speech/{name}.yaml"), *shared, *own] for name, own in more.items()
     }
-    first = ["--model_name_or_path", "", "--model_type", "wav2vec2-conformer", "--attention", "softmax"]
-    speech.main([*words["spoken_digits"], *first, "--sampling_rate", "1600", "--output_dir", str(softmax)])
+    speech.main([*words["spoken_digits_softmax"], "--output_dir", str(softmax)])
     return words
 
 
@@ -87,13 +89,18 @@ def test_two_steps_of_every_config(path, two_steps, tmp_path, capfd):
     assert ("softmax_metrics" in results) == written.get("twin", False)
     assert ("initial_metrics" in results) == written.get("evaluate_first", False)
     assert (results["favorpp"] or {}).get("num_features") == (None if written["attention"] == "softmax" else 8)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "wav2vec2-conformer"
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == (
+        "wav2vec2-bert" if path.stem in DIGITS else "wav2vec2-conformer"
+    )
     printed = capfd.readouterr().out
     assert "the same logits" in printed
     assert "training frames / s" in printed
 
 
 CONTROLS = [
+    ("spoken_digits", "--attention", "softmax"),
+    ("spoken_digits", "--attention", "uniform"),
+    ("spoken_digits", "--preconditioning", "full"),
     ("conformer_rope", "--attention", "softmax"),
     ("conformer_rope", "--attention", "favor+", "--preconditioning", "none"),
     ("conformer_rel_pos", "--attention", "softmax"),
@@ -105,7 +112,7 @@ CONTROLS = [
 def test_the_controls_that_the_headers_name_run(control, two_steps, tmp_path):
     name, *words = control
     results = speech.main([*two_steps[name], *words, "--output_dir", str(tmp_path)])
-    assert results["attention"] == words[1]
+    assert results["arguments"][words[0].removeprefix("--")] == words[1]
     assert (results["favorpp"] is None) == (words[1] == "softmax")
 
 

@@ -34,6 +34,8 @@ FRONT = {
 }
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 TINY = {**FRONT, **SIZES}
+TINY_SPECTRA = {**SIZES, "position_embeddings_type": "rotary", "conv_depthwise_kernel_size": 5, "mask_time_length": 2}
+"""Of a new wav2vec2-bert."""
 TINY_OVERRIDES = json.dumps(TINY)
 CERTAIN = dict.fromkeys(
     ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout"), 0.0
