@@ -2,10 +2,12 @@
 
 python recipes/results_table.py recipes/results/glue --figure recipes/results/glue.png
 python recipes/results_table.py recipes/results/imagenet/finetuning --curves recipes/results/imagenet/curves.png
+python recipes/results_table.py recipes/results/speech/digits --features recipes/results/speech/digits.png
 """
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +30,38 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder of results.json files, searched recursively")
     parser.add_argument("--figure", type=Path, help="PNG or SVG to write, a bar per run")
     parser.add_argument("--curves", type=Path, help="PNG or SVG to write, loss and metric against optimizer steps")
+    parser.add_argument("--features", type=Path, help="PNG or SVG to write, the metric against numbers of features")
     arguments = parser.parse_args(argv)
     paths = sorted(arguments.folder.rglob("*.json"))
     if not paths:
         parser.error(f"there is no results.json of a training recipe in {arguments.folder}")
     results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    scores = collect(results)
+    scores, deviations = collect(results), collect(results, "std")
     main_scores = scores[[(task, metric) for task, metric in scores.columns if metric == main_metric(task, scores)]]
-    table = scores.copy()
+    table = scores.map("{:.1f}".format).where(scores.notna(), "")
+    table += deviations.map(" ± {:.1f}".format).where(deviations.notna(), "")
     table.columns = [f"{task} ({metric})" for task, metric in scores.columns]
-    table["mean"] = main_scores.mean(axis=1, skipna=False)
+    table["mean"] = main_scores.mean(axis=1, skipna=False).map(tenths)
     if SOFTMAX in table.index:
         right = rates_of_success(main_scores).mean(axis=1, skipna=False)
-        table["share of softmax, %"] = 100 * right / right[SOFTMAX]
-    print(table.map("{:.1f}".format).replace("nan", "").to_markdown(disable_numparse=True))
+        table["share of softmax, %"] = (100 * right / right[SOFTMAX]).map(tenths)
+    print(table.to_markdown(disable_numparse=True))
     print(f"\nMeans are over {', '.join(f'{task} {metric}' for task, metric in main_scores.columns)}.")
+    if deviations.notna().any(axis=None):
+        print("± is the standard deviation over seeds, where there are several.")
     if ERROR_RATE in main_scores.columns.get_level_values("metric"):
         print("Fewer errors are better; the share of softmax is that of 100 minus the error rate.")
     if arguments.figure:
         draw(main_scores, arguments.figure)
     if arguments.curves:
         draw_curves(results, arguments.curves)
+    if arguments.features:
+        draw_features(results, arguments.features)
+
+
+def tenths(number: float) -> str:
+    """Return a number as the table shows it, and nothing for NaN."""
+    return "" if math.isnan(number) else f"{number:.1f}"
 
 
 def main_metric(task: str, scores: pd.DataFrame) -> str:
@@ -68,11 +81,12 @@ def task_of(result: dict[str, Any]) -> str:
     return result["task"] + (f", {size} px" if size else "")
 
 
-def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
+def collect(results: list[dict[str, Any]], summary: str = "mean") -> pd.DataFrame:
     """Average the runs of each method and task over seeds.
 
     Args:
         results: Contents of results.json files; a run with a twin counts for both.
+        summary: ``"mean"``, or ``"std"`` for the sample standard deviation, which is NaN for a single run.
 
     Returns:
         Metrics x 100, one row per method (softmax first) and one column per (task, metric).
@@ -84,14 +98,15 @@ def collect(results: list[dict[str, Any]]) -> pd.DataFrame:
             found = result.get(metrics, {})
             rows += [(name, task_of(result), metric + when, 100 * value) for metric, value in found.items()]
     runs = pd.DataFrame(rows, columns=["attention", "task", "metric", "score"])
-    scores = runs.pivot_table(index="attention", columns=["task", "metric"], values="score", aggfunc="mean")
+    groups = runs.groupby(["attention", "task", "metric"])["score"]
+    scores = groups.agg(summary).unstack(["task", "metric"]).sort_index(axis=1)
     return scores.loc[sorted(scores.index, key=place)]
 
 
 def place(name: str) -> tuple[bool, bool, str, int]:
-    """Return the sort key of a row: softmax, FAVOR+, FAVOR++, others, by features; neighbourhoods alone come last."""
-    kind, _, num_features = name.partition(", M = ")
-    return name != SOFTMAX, name.endswith("alone"), kind.replace("++", "~"), int(num_features or 0)
+    """Return the sort key of a row: softmax, FAVOR+, FAVOR++, others, by features; controls come last."""
+    kind = name.partition(", M = ")[0]
+    return name != SOFTMAX, name.endswith(("alone", "values")), kind.replace("++", "~"), features_of(name)
 
 
 def draw(scores: pd.DataFrame, path: Path) -> None:
@@ -158,6 +173,57 @@ def draw_curves(results: list[dict[str, Any]], path: Path) -> None:
     figure.tight_layout(rect=(0, 0, 1 - 2.6 / figure.get_figwidth(), 1))
     figure.legend([lines[name] for name in ordered], ordered, loc="center right", frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def draw_features(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw the main metric against the number of features, right after the conversion and after training.
+
+    There is a row of panels per task. Points are means over seeds, and bars their sample standard deviations; what has
+    no number of features is a dashed line.
+
+    Args:
+        results: Contents of results.json files.
+        path: PNG or SVG to write.
+    """
+    import matplotlib.pyplot as plt
+
+    scores, deviations = collect(results), collect(results, "std").fillna(0.0)
+    tasks = list(dict.fromkeys(task_of(result) for result in results))
+    counts = sorted({count for name in scores.index if (count := features_of(name))})
+    kinds = [kind for kind in dict.fromkeys(name.partition(", M = ")[0] for name in scores.index) if kind != SOFTMAX]
+    whens = {"right after the conversion": ZERO_SHOT, "after training": ""}
+    figure, axes = plt.subplots(len(tasks), 2, figsize=(9.6, 3.4 * len(tasks) + 0.6), sharey="row", squeeze=False)
+    lines = {}
+    for row, task in zip(axes, tasks, strict=True):
+        metric = main_metric(task, scores.xs(task, axis=1, drop_level=False).dropna(axis=1, how="all"))
+        for axis, (title, when) in zip(row, whens.items(), strict=True):
+            for name in [name for name in scores.index if (task, metric + when) in scores.columns]:
+                kind, count = name.partition(", M = ")[0], features_of(name)
+                score = scores.loc[name, (task, metric + when)]
+                colour = "black" if kind == SOFTMAX else f"C{kinds.index(kind)}"
+                if not count and not math.isnan(score):
+                    lines[kind] = axis.axhline(score, color=colour, linestyle="--", linewidth=1)
+                elif kind not in lines or lines[kind].axes is not axis:
+                    own = [other for other in scores.index if other.partition(", M = ")[0] == kind]
+                    columns = (frame.loc[own, (task, metric + when)] for frame in (scores, deviations))
+                    lines[kind] = axis.errorbar(
+                        [features_of(other) for other in own], *columns, color=colour, marker="o", capsize=3
+                    )[0]
+            axis.set_title(f"{task}, {title}", fontsize=10)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(counts, [str(count) for count in counts])
+            axis.minorticks_off()
+            axis.set_xlabel("random features per head, M")
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel(f"{metric.replace('_', ' ')} x 100")
+    figure.tight_layout(rect=(0, 0, 1 - 2.3 / figure.get_figwidth(), 1))
+    figure.legend(lines.values(), lines.keys(), loc="center right", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def features_of(name: str) -> int:
+    """Return the number of features that the name of an attention ends with, 0 for one without."""
+    return int(name.partition(", M = ")[2] or 0)
 
 
 if __name__ == "__main__":

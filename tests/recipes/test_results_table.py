@@ -36,7 +36,7 @@ def test_rows_and_means(tmp_path, capsys):
     assert header == ["attention", "cola (matthews_correlation)", "rte (accuracy)", "mean", "share of softmax, %"]
     assert list(rows) == ["softmax", "FAVOR+, as published, M = 128", "FAVOR++, centred, M = 64"]
     assert rows["softmax"] == ["40.0", "60.0", "50.0", "100.0"]
-    assert rows["FAVOR++, centred, M = 64"] == ["20.0", "55.0", "37.5", "75.0"]
+    assert rows["FAVOR++, centred, M = 64"] == ["20.0 ± 14.1", "55.0", "37.5", "75.0"], "with the deviation over seeds"
     assert rows["FAVOR+, as published, M = 128"][1] == "50.0"
     assert rows["FAVOR+, as published, M = 128"][2] == "", "no mean where a task is missing"
     assert (tmp_path / "glue.png").read_bytes().startswith(b"\x89PNG")
@@ -91,18 +91,31 @@ def test_of_error_rates_fewer_are_better(tmp_path, capsys):
         speech(0.3, options(), initial_metrics={"wer": 0.6, "cer": 0.2}),
         speech(0.5, options()),
         speech(1.1, options("favor+", 64, "none")),
+        speech(0.9, options("favor+", 8, "none"), initial_metrics={"wer": 1.3, "cer": 1.2}),
+        speech(0.7, options("uniform", 64, "none"), initial_metrics={"wer": 0.8, "cer": 0.4}),
     ]
     for index, content in enumerate(runs):
         (tmp_path / f"{index}.json").write_text(json.dumps(content))
-    header, rows = run(tmp_path, capsys, "--curves", str(tmp_path / "curves.svg"))
+    figures = ["--curves", str(tmp_path / "curves.svg"), "--features", str(tmp_path / "features.svg")]
+    header, rows = run(tmp_path, capsys, *figures)
+    assert list(rows)[-1] == "mean of the values", "controls come last"
     assert header[1:] == [
         *("digits (cer)", "digits (cer, before training)", "digits (wer)", "digits (wer, before training)"),
         *("mean", "share of softmax, %"),
     ]
     assert rows["softmax"] == ["5.0", "", "20.0", "", "20.0", "100.0"]
-    assert rows["FAVOR++, centred, M = 64"] == ["10.0", "20.0", "40.0", "60.0", "40.0", "75.0"]
+    assert rows["FAVOR++, centred, M = 64"] == ["10.0 ± 3.5", "20.0", "40.0 ± 14.1", "60.0", "40.0", "75.0"]
     assert rows["FAVOR+, as published, M = 64"][-2:] == ["110.0", "-12.5"]
     assert "wer x 100" in (tmp_path / "curves.svg").read_text()
+    drawn = (tmp_path / "features.svg").read_text()
+    for text in (
+        "softmax",
+        "FAVOR+, as published",
+        "FAVOR++, centred",
+        "mean of the values",
+        "digits, after training",
+    ):
+        assert f"<!-- {text} -->" in drawn
 
 
 def test_an_empty_folder_is_an_error(tmp_path, capsys):
