@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.config import require_int, require_statistics_are_used
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.fitting import PairSample, fit_quadrature
@@ -142,13 +142,13 @@ class _Observer:
         value: Tensor,
         key_mask: Tensor | None,
         scaling: float | None,
-        relative_keys: RelativeKeys | None,
+        relative_positions: RelativePositions | None,
     ) -> None:
-        """Accumulate moments, and keep some sequences; with embeddings of distances projections are not chosen."""
+        """Accumulate moments, and keep some sequences; with relative positions projections are not chosen."""
         self.called = True
         x, y = scaled(query, key, scaling)
         self.moments.update(x, y, key_mask)
-        self.fits &= relative_keys is None
+        self.fits &= relative_positions is None
         if self.fits and self.tokens_left > 0:
             mask = x.new_ones(x.shape[0], x.shape[2], dtype=torch.bool) if key_mask is None else key_mask
             self._keep(x, y, mask)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention import favorpp_attention
-from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.attention.tiles import Grid, attend_exactly, tile_neighbourhood
 from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConversionError
@@ -17,8 +17,8 @@ from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments
 
-Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativeKeys | None], None]
-"""Sees query, key, value, key_mask, scaling and relative_keys of a layer, as :meth:`FavorppFeatures.forward` does."""
+Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativePositions | None], None]
+"""Sees query, key, value, key_mask, scaling and relative positions of a layer, as :meth:`FavorppFeatures.forward`."""
 
 CALIBRATION_BUFFERS = (*Preconditioner._fields, "log_weights")
 FLOAT_BUFFERS = ("omega", *CALIBRATION_BUFFERS, "moments")
@@ -95,7 +95,7 @@ class FavorppFeatures(nn.Module):
         value: Tensor,
         key_mask: Tensor | None = None,
         scaling: float | None = None,
-        relative_keys: RelativeKeys | None = None,
+        relative_positions: RelativePositions | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
     ) -> Tensor:
@@ -107,7 +107,7 @@ class FavorppFeatures(nn.Module):
             value: (B, H_kv, Lk, D).
             key_mask: (B, Lk), bool, True = real token, or None.
             scaling: Factor of the logits; None means d^-1/2.
-            relative_keys: Embeddings of clipped distances, added to the keys; None for none.
+            relative_positions: What is added to the logits by distance, or None.
             cu_seqlens: Of packed sequences, (N + 1,), int, or None; not with a two-dimensional ``exact_window``.
             max_seqlen: Tokens of the longest packed sequence, or None.
 
@@ -143,7 +143,7 @@ class FavorppFeatures(nn.Module):
             preconditioning=str(self.config.preconditioning),
             statistics=self.preconditioner,
             log_weights=getattr(self, "log_weights", None),
-            relative_keys=relative_keys,
+            relative_positions=relative_positions,
             backend=self.config.backend,
         )
         out = attend(exact_window=window, exact_ends=ends, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)

@@ -16,7 +16,6 @@ from transformers.trainer_callback import CallbackHandler
 
 from hf_favorpp import pretrained
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
-from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.convert import IMPLEMENTATION
 from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
@@ -72,8 +71,8 @@ def attention_forward(
     """
     features = getattr(module, "favorpp", None)
     cu_seqlens, max_seqlen = kwargs.pop("cu_seq_lens_q", None), kwargs.get("max_length_q")
-    positions: RelativeKeys | RelativePositions | None = None
-    if isinstance(kwargs.get("position_bias"), RelativeKeys | RelativePositions):
+    positions: RelativePositions | None = None
+    if isinstance(kwargs.get("position_bias"), RelativePositions):
         positions = kwargs.pop("position_bias")
     if features is None:
         _require_conversion(module)
@@ -81,9 +80,6 @@ def attention_forward(
         _refuse_logit_terms(module, kwargs)
         # under autocast, rotary embeddings leave queries and keys in float32 beside values in bfloat16
         query, key = query.to(value.dtype), key.to(value.dtype)
-        if isinstance(positions, RelativePositions):
-            query, key = positions.extend(query, key)
-            positions = None
         if not features.exact and features.probe is None:
             mask = None if cu_seqlens is not None else _key_mask(attention_mask)
             out: Tensor = features(query, key, value, mask, scaling, positions, cu_seqlens, max_seqlen)
@@ -97,7 +93,7 @@ def attention_forward(
     if features is None or features.exact:
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
-        if isinstance(positions, RelativeKeys):
+        if positions is not None:
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
             kwargs["position_bias"] = positions.logits(query, scaling, key.shape[-2])
         out, _ = sdpa_attention_forward(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from hf_favorpp.attention import observed_backends
-from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
@@ -100,7 +100,7 @@ class _Observer:
         value: Tensor,
         key_mask: Tensor | None,
         scaling: float | None,
-        relative_keys: RelativeKeys | None,
+        relative_positions: RelativePositions | None,
     ) -> None:
         """Add what one call of the layer shows; see :data:`hf_favorpp.nn.Probe`."""
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -112,17 +112,14 @@ class _Observer:
         self.calls += 1
         _, window, _ = self.layer.neighbourhood(query.shape[2], query.device)
         self.saw_far |= not window or int(real.sum(-1).max()) > window
-        out = self.layer(query, key, value, key_mask, scaling, relative_keys)
+        out = self.layer(query, key, value, key_mask, scaling, relative_positions)
         with torch.autocast(query.device.type, enabled=False):
             dtype = torch.promote_types(query.dtype, torch.float32)
             groups = query.shape[1] // key.shape[1]
             x = _zero_padding(query.to(dtype), real) * scaling**0.5
             y, v = (_zero_padding(t.to(dtype), real_key).repeat_interleave(groups, dim=1) for t in (key, value))
             y = y * scaling**0.5
-            if relative_keys is not None:
-                embedding = relative_keys.embedding.to(dtype) * scaling**0.5
-                relative_keys = relative_keys._replace(embedding=embedding)
-            exact = _softmax_attention(x, y, v, real_key, relative_keys)
+            exact = _softmax_attention(x, y, v, real_key, scaling, relative_positions)
             self._add_outputs(x, y, v, exact, out.to(dtype), real, real_key)
             self._add_variance(x, y, real, real_key)
 
@@ -204,7 +201,12 @@ class _Observer:
 
 
 def _softmax_attention(
-    x: Tensor, y: Tensor, value: Tensor, real_key: Tensor, relative_keys: RelativeKeys | None
+    x: Tensor,
+    y: Tensor,
+    value: Tensor,
+    real_key: Tensor,
+    scaling: float,
+    relative_positions: RelativePositions | None,
 ) -> tuple[Tensor, Tensor]:
     """Attend exactly: the output (B, H, Lq, D) and the entropy of each query's weights in nats, (B, H, Lq)."""
     batch, heads, length, _ = y.shape
@@ -213,8 +215,8 @@ def _softmax_attention(
     first = 0
     for part in torch.split(x, max(1, LOGITS_AT_ONCE // (batch * heads * length)), dim=-2):
         logits = part @ y.mT
-        if relative_keys is not None:
-            logits = logits + relative_keys.logits(part, 1.0, length, first)
+        if relative_positions is not None:
+            logits = logits + relative_positions.logits(part / scaling**0.5, scaling, length, first)
         first += part.shape[-2]
         weights = torch.softmax(logits.masked_fill(padded, float("-inf")), dim=-1)
         outputs.append(weights @ value)

@@ -121,10 +121,10 @@ def test_more_features_come_closer_to_softmax(name):
     model, batch = relative_model(name), batch_of(name)
     softmax, errors = hidden(model, batch), []
     for num_features in (16, 4096):
-        convert_to_favorpp(model, FavorppConfig(num_features=num_features, preconditioning="diagonal"))
+        convert_to_favorpp(model, FavorppConfig(num_features=num_features, preconditioning="diagonal", exact_window=4))
         errors.append(relative_error(hidden(model, batch), softmax))
         revert_to_softmax(model)
-    assert errors[1] < 0.5 * errors[0]
+    assert errors[1] < (0.5 if name in KEYS else 0.8) * errors[0]  # far positions are averaged
     assert errors[1] < (0.25 if name in KEYS else 0.4)
 
 
@@ -158,7 +158,7 @@ def test_within_the_window_outputs_and_gradients_are_those_of_softmax(name, mask
 def test_reverted_saved_and_loaded(name, tmp_path):
     model, batch = relative_model(name), batch_of(name)
     softmax, state = hidden(model, batch), {key: t.clone() for key, t in model.state_dict().items()}
-    convert_to_favorpp(model, FavorppConfig(num_features=16, exact_ends=(1, 1)))
+    convert_to_favorpp(model, FavorppConfig(num_features=4, exact_window=4, exact_ends=(1, 1)))
     out = hidden(model, batch)
     assert relative_error(out, softmax) > 0.05
     model.save_pretrained(tmp_path)
@@ -201,7 +201,8 @@ def test_some_layers_only(name):
 @every_model
 def test_calibrated_and_measured(name):
     model, batch = relative_model(name), batch_of(name)
-    convert_to_favorpp(model, FavorppConfig(num_features=256, preconditioning="diagonal"), calibration_data=[batch])
+    config = FavorppConfig(num_features=256, preconditioning="diagonal", exact_window=4)
+    convert_to_favorpp(model, config, calibration_data=[batch])
     assert all(layer.calibrated for layer in converted_layers(model))
     report = approximation_report(model, batch)
     assert report.layer_errors[0] < 0.6 * report.layer_uniform_errors[0]

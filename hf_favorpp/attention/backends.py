@@ -64,7 +64,7 @@ def choose_backend(
         kernel: Feature map.
         is_causal: Whether a query sees only keys at its own and earlier positions.
         statistics: What is given to the attention.
-        relative: Whether embeddings of distances are added to the keys.
+        relative: Whether there are relative positions.
         sequences: How many; None means one a row.
 
     Returns:
@@ -117,7 +117,7 @@ def _obstacle_of_form(
     if is_causal:
         return "has no causal form, got is_causal=True"
     if relative:
-        return "takes no relative_keys"
+        return "takes no relative_positions"
     if statistics is not None and any(t is not None and t.requires_grad for t in statistics):
         return "gives no gradient to statistics, got some that require one"
     if not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _are_functorch_transforms_active()):

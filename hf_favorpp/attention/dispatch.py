@@ -9,7 +9,7 @@ from hf_favorpp.attention.backends import choose_backend, note
 from hf_favorpp.attention.options import Options
 from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.attention.reference import reference_attention
-from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.attention.two_steps import packed_tokens, real_tokens, two_step_attention
 from hf_favorpp.config import (
     POSITIVE_KERNELS,
@@ -41,7 +41,7 @@ def favorpp_attention(
     is_causal: bool = False,
     exact_window: int = 0,
     exact_ends: tuple[int, int] = (0, 0),
-    relative_keys: RelativeKeys | None = None,
+    relative_positions: RelativePositions | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     backend: str = "auto",
@@ -77,9 +77,10 @@ def favorpp_attention(
             features to the others, under one normalisation. 0 for no block. Needs Lq = Lk and a positive kernel
             that estimates softmax. With w >= Lk the result is softmax attention.
         exact_ends: How many of the first and of the last real tokens every query attends to exactly.
-        relative_keys: Embeddings of clipped distances, which are added to the keys: exact, as what is nearer than
-            they reach, see :func:`hf_favorpp.attention.relative_keys.relative_key_attention`. Needs Lq = Lk and a
-            positive kernel that estimates softmax.
+        relative_positions: What is added to the logits by distance: exactly in the block of a query and those beside
+            it, of ``exact_window`` tokens or as long as the positions ask for, and beyond as
+            :mod:`hf_favorpp.attention.relative_positions` says. Needs Lq = Lk and a positive kernel that estimates
+            softmax.
         cu_seqlens: Where each of N packed sequences begins in the single row of tokens, and where the last ends,
             (N + 1,), int32 or int64: B = 1, and there is no mask. Each attends to itself and has statistics of its
             own. None for rows that are one sequence each.
@@ -103,8 +104,8 @@ def favorpp_attention(
         require_choice(name, choice)
     require_preconditioning_fits(kernel, preconditioning)
     neighbourhood = require_neighbourhood_fits(kernel, exact_window, exact_ends)
-    if relative_keys is not None:
-        _check_relative_keys(relative_keys, query, key, kernel, is_causal, cu_seqlens)
+    if relative_positions is not None:
+        _check_relative_positions(relative_positions, query, key, kernel, is_causal, cu_seqlens)
     _check_tensors(query, key, value)
     omega = _checked_omega(omega, query, kernel)
     _check_mask("key_mask", key_mask, key)
@@ -135,7 +136,7 @@ def favorpp_attention(
         kernel=kernel,
         is_causal=is_causal,
         statistics=statistics,
-        relative=relative_keys is not None,
+        relative=relative_positions is not None,
         sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
     )
     note(backend)
@@ -147,7 +148,7 @@ def favorpp_attention(
         log_weights,
         int(exact_window),
         (exact_ends[0], exact_ends[1]),
-        relative_keys,
+        relative_positions,
     )
     packing = None if cu_seqlens is None or max_seqlen is None else (cu_seqlens, max_seqlen)
     if backend != "reference":
@@ -274,22 +275,17 @@ def _check_neighbourhood(query: Tensor, key: Tensor, exact_window: object, is_ca
         )
 
 
-def _check_relative_keys(
-    relative_keys: RelativeKeys, query: Tensor, key: Tensor, kernel: str, is_causal: bool, cu_seqlens: Tensor | None
+def _check_relative_positions(
+    positions: RelativePositions, query: Tensor, key: Tensor, kernel: str, is_causal: bool, cu_seqlens: Tensor | None
 ) -> None:
     if kernel not in (*POSITIVE_KERNELS, "uniform", "none"):
-        raise ConfigError(f"relative_keys need a positive kernel that estimates softmax, got kernel={kernel!r}.")
+        raise ConfigError(f"relative_positions need a positive kernel that estimates softmax, got kernel={kernel!r}.")
     if is_causal or cu_seqlens is not None or query.shape[-2] != key.shape[-2]:
         raise InputError(
-            f"relative_keys are for bidirectional attention of each row to itself, got is_causal={is_causal}, "
+            f"relative_positions are for bidirectional attention of each row to itself, got is_causal={is_causal}, "
             f"{query.shape[-2]} queries and {key.shape[-2]} keys, cu_seqlens={cu_seqlens}."
         )
-    embedding, left = relative_keys
-    if embedding.ndim != 2 or embedding.shape[1] != query.shape[-1] or not 0 <= left < embedding.shape[0]:
-        raise InputError(
-            f"relative_keys must have an embedding (R, d) with d = {query.shape[-1]} and R > left >= 0, got "
-            f"{tuple(embedding.shape)} and left={left}."
-        )
+    positions.require_fit(query)
 
 
 def _checked_packing(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hf_favorpp.attention.relative_keys import RelativeKeys
+from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.statistics import Statistics
 
@@ -21,7 +21,7 @@ class Options(NamedTuple):
         log_weights: Logarithms of the weights of the projections, (H, M) or (M,), or None for equal ones.
         exact_window: Tokens per exactly attended block, 0 for none.
         exact_ends: How many first and last real tokens every query sees exactly.
-        relative_keys: Embeddings of clipped distances, or None.
+        relative_positions: What is added to the logits by distance, or None.
     """
 
     scaling: float
@@ -31,7 +31,7 @@ class Options(NamedTuple):
     log_weights: Tensor | None
     exact_window: int
     exact_ends: tuple[int, int]
-    relative_keys: RelativeKeys | None = None
+    relative_positions: RelativePositions | None = None
 
     def preconditioner(self, of_sequences: Callable[[bool], Statistics]) -> Preconditioner:
         """Return the given preconditioner, or make it of the given moments or of those of each sequence.

@@ -6,7 +6,7 @@ from torch import Tensor
 from hf_favorpp.attention.chained import causal_feature_attention, feature_attention, softmax_and_logsumexp
 from hf_favorpp.attention.neighbourhood import neighbourhood_attention
 from hf_favorpp.attention.options import Options
-from hf_favorpp.attention.relative_keys import RelativeKeys, relative_key_attention
+from hf_favorpp.attention.relative_attention import DistanceLogits, relative_attention
 from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
 from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.preconditioning import Preconditioner
@@ -39,14 +39,15 @@ def reference_attention(
     Returns:
         (B, H, Lq, D), dtype of ``query``.
     """
-    scaling, kernel, _, _, log_weights, exact_window, exact_ends, relative_keys = options
-    beside = bool(exact_window or any(exact_ends) or relative_keys is not None)
+    scaling, kernel, _, _, log_weights, exact_window, exact_ends, positions = options
+    beside = bool(exact_window or any(exact_ends) or positions is not None)
     dtype = query.dtype
     compute = torch.promote_types(dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         query, key, value, omega = (t.to(compute) for t in (query, key, value, omega))
         if query_mask is not None:
             query = _zero_padding(query, query_mask)
+            positions = None if positions is None else positions.without_padding(query_mask)
         if key_mask is not None:
             key, value = _zero_padding(key, key_mask), _zero_padding(value, key_mask)
         groups = query.shape[1] // key.shape[1]
@@ -57,10 +58,11 @@ def reference_attention(
         if kernel in ("relu", "elu"):
             log_phi_q, log_phi_k = _baseline_log_features(query, key, omega, kernel)
             return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
+        of_distances = None if positions is None else positions.of_distances(query, scaling, key_mask, exact_window)
         x, y = query * scaling**0.5, key * scaling**0.5
         if kernel == "none":
             no_feature = torch.full_like(x[..., :1], float("-inf"))
-            return _attend_beside(no_feature, no_feature, x, y, value, key_mask, options).to(dtype)
+            return _attend_beside(no_feature, no_feature, x, y, value, key_mask, options, of_distances).to(dtype)
         change = options.preconditioner(
             lambda covariance: sequence_statistics(x, y, query_mask, key_mask, covariance=covariance)
         ).to(compute)
@@ -76,7 +78,7 @@ def reference_attention(
         log_phi_k = y @ key_projection.mT + (key_weight - change.sq_norm_y(y) / 2).unsqueeze(-1)
         if beside:
             log_phi_q = log_phi_q - change.sq_norm_x(centred_x).unsqueeze(-1) / 2
-            return _attend_beside(log_phi_q, log_phi_k, x, y, value, key_mask, options).to(dtype)
+            return _attend_beside(log_phi_q, log_phi_k, x, y, value, key_mask, options, of_distances).to(dtype)
         return _attend(log_phi_q, log_phi_k, value, key_mask, is_causal).to(dtype)
 
 
@@ -95,14 +97,13 @@ def _attend_beside(
     value: Tensor,
     key_mask: Tensor | None,
     options: Options,
+    of_distances: DistanceLogits | None,
 ) -> Tensor:
     """Attend through features beside what is exact."""
-    tensors, near = (log_phi_q, log_phi_k, x, y, value, key_mask), (options.exact_window, options.exact_ends)
-    if options.relative_keys is None:
-        return neighbourhood_attention(*tensors, *near)
-    embedding, left = options.relative_keys
-    scaled = RelativeKeys(embedding.to(x.dtype) * options.scaling**0.5, left)
-    return relative_key_attention(*tensors, scaled, *near)
+    tensors = (log_phi_q, log_phi_k, x, y, value, key_mask)
+    if of_distances is None:
+        return neighbourhood_attention(*tensors, options.exact_window, options.exact_ends)
+    return relative_attention(*tensors, of_distances, options.exact_ends)
 
 
 def _zero_padding(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,16 +1,12 @@
-"""Attention with embeddings of clipped distances: exact where the distance counts, features beyond, in one softmax.
+"""Embeddings of clipped distances, which are added to the keys."""
 
-A query gives every key to its far left the same extra logit, and every key to its far right another: there the
-summaries of the features serve as they are, and the query pays the difference on top. Nearer keys are few.
-"""
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from hf_favorpp.attention.neighbourhood import Summary, attend, in_pairs, merge, take
+from hf_favorpp.attention.relative_attention import DistanceLogits, of_pairs
+from hf_favorpp.errors import InputError
 
 
 class RelativeKeys(NamedTuple):
@@ -48,152 +44,43 @@ class RelativeKeys(NamedTuple):
         Returns:
             (B, H, n, L).
         """
-        of_distance = query @ (self.embedding.to(query.dtype) * scaling).mT
         queries = torch.arange(first, first + query.shape[-2], device=query.device)
-        return _of_pairs(of_distance, queries, torch.arange(num_keys, device=query.device), self)
+        keys = torch.arange(num_keys, device=query.device)
+        return of_pairs(self._of_distances(query, scaling), queries, keys, self.left)
 
+    def of_distances(self, query: Tensor, scaling: float, key_mask: Tensor | None, window: int) -> DistanceLogits:
+        """Return what is added to the logits by distance, exactly.
 
-def relative_key_attention(
-    log_phi_q: Tensor,
-    log_phi_k: Tensor,
-    x: Tensor,
-    y: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    relative_keys: RelativeKeys,
-    window: int,
-    ends: tuple[int, int],
-) -> Tensor:
-    r"""Attend exactly to the blocks around a query, and through features to what is left and right of them.
+        Args:
+            query: (B, H, L, d).
+            scaling: Factor of the logits.
+            key_mask: Not looked at.
+            window: >= 0, tokens a block at least.
 
-    Real tokens are counted 0, 1, ... n - 1 along their row and cut into blocks of w = max(window, left, right). With
-    e the scaled embeddings, the query of rank i gives the real key of rank j the logit
+        Returns:
+            The logits, and blocks as long as the embeddings reach at least.
+        """
+        return DistanceLogits(self._of_distances(query, scaling), self.left, max(window, self.left, self.right, 1))
 
-    .. math:: x_i \cdot (y_j + e_{j-i}) \text{ if } |\lfloor i/w \rfloor - \lfloor j/w \rfloor| \le 1
-        \text{ or } j < e_0 \text{ or } j \ge n - e_1, \qquad
-        \log \sum_m \phi_m(x_i) \phi_m(y_j) + x_i \cdot e_{\pm\infty} \text{ otherwise,}
+    def require_fit(self, query: Tensor) -> None:
+        """Refuse embeddings that do not fit the queries.
 
-    where distances are those of the positions. All of them share one softmax, so the embeddings are exact. Work and
-    memory are linear in L: 3 w + e_0 + e_1 + 2 M logits a query.
+        Args:
+            query: (B, H, L, d).
 
-    Args:
-        log_phi_q: (B, H, L, M), nats, with every term of the query.
-        log_phi_k: (B, H, L, M), nats, may be -inf; sum_m exp(log_phi_q + log_phi_k) estimates exp(x_i . y_j).
-        x: (B, H, L, d), dtype of ``log_phi_q`` like the rest: float32 or float64.
-        y: (B, H, L, d).
-        value: (B, H, L, D).
-        key_mask: (B, L), bool, True = real token, or None. Padding must hold finite numbers.
-        relative_keys: The embeddings, scaled as y is.
-        window: >= 0, tokens a block at least.
-        ends: How many first and how many last real tokens every query sees exactly, (e_0, e_1), each >= 0.
+        Raises:
+            InputError: They have another dimension, or ``left`` is not among them.
+        """
+        rows, width = (*self.embedding.shape, 0)[:2]
+        if self.embedding.ndim != 2 or width != query.shape[-1] or not 0 <= self.left < rows:
+            raise InputError(
+                f"RelativeKeys must have an embedding (R, d) with d = {query.shape[-1]} and R > left >= 0, got "
+                f"{tuple(self.embedding.shape)} and left={self.left}."
+            )
 
-    Returns:
-        (B, H, L, D); zeros where a query meets no key at all, some finite number at padded queries.
-    """
-    length = x.shape[-2]
-    window = min(max(window, relative_keys.left, relative_keys.right, 1), length)
-    extra = -length % window
-    of_distance = x @ relative_keys.embedding.mT
-    tensors = [log_phi_q, log_phi_k, x, y, value, of_distance]
-    if key_mask is None:
-        positions = torch.arange(length + extra, device=x.device).unsqueeze(0)
-        tensors = [pad(t, (0, 0, 0, extra)) for t in tensors]
-        real = torch.full((1, 1), length, device=x.device)
-        return _attend_by_rank(tensors, positions, real, relative_keys, window, ends)[:, :, :length]
-    order = key_mask.logical_not().byte().argsort(dim=-1, stable=True)
-    positions = pad(order, (0, extra))  # what fills the last block is never looked at
-    tensors = [take(t, positions) for t in tensors]
-    real = key_mask.sum(-1, keepdim=True)
-    out = _attend_by_rank(tensors, positions, real, relative_keys, window, ends)
-    return take(out, order.argsort(dim=-1))
+    def without_padding(self, query_mask: Tensor) -> Self:
+        """Return the same: embeddings know nothing of padded queries."""
+        return self
 
-
-def _attend_by_rank(
-    tensors: list[Tensor],
-    positions: Tensor,
-    real: Tensor,
-    relative_keys: RelativeKeys,
-    window: int,
-    ends: tuple[int, int],
-) -> Tensor:
-    """Do the above where the tokens stand by rank < ``real`` (B or 1, 1), and their number is a multiple of window."""
-    log_phi_q, log_phi_k, x, y, value, of_distance = tensors
-    length = x.shape[-2]
-    e0, e1 = (min(e, length) for e in ends)
-    ranks = torch.arange(length, device=x.device)
-    # The ends are seen exactly by all queries, and so belong to no block.
-    hidden = ~((ranks >= e0) & (ranks < real - e1))[:, None, :, None]
-    log_phi_k = log_phi_k.masked_fill(hidden, float("-inf"))
-    blocks = (length // window, window)
-    q, k, x_, y_, v, rel = (torch.unflatten(t, 2, blocks) for t in (log_phi_q, log_phi_k, x, y, value, of_distance))
-    own = attend(k.mT, v)
-    left, right = _skip_one(earlier_blocks(own)), _flip(_skip_one(earlier_blocks(_flip(own))))
-    near_positions = _with_neighbours(torch.unflatten(positions, 1, blocks)[:, None, :, :, None], 0).mT
-    near = x_ @ _with_neighbours(y_, 0).mT
-    near = near + _of_pairs(
-        rel, torch.unflatten(positions, 1, blocks)[:, None], near_positions[..., 0, :], relative_keys
-    )
-    near = near.masked_fill(_with_neighbours(torch.unflatten(hidden, 2, blocks), True).mT, float("-inf"))
-    logits = (near, q + left[0].unsqueeze(-2) + rel[..., :1], q + right[0].unsqueeze(-2) + rel[..., -1:])
-    values = (_with_neighbours(v, 0), left[1], right[1])
-    z, out = attend(torch.cat(logits, dim=-1), torch.cat(values, dim=-2))
-    found = z.flatten(2, 3), out.flatten(2, 3)
-    if e0 + e1 > 0:
-        first = ranks[:e0].expand(real.shape[0], -1)
-        last = real - e1 + ranks[:e1]
-        absent = torch.cat((first >= real, last < e0), dim=-1)  # fewer than e0 + e1 tokens: none counts twice
-        ranks_of_ends = torch.cat((first, last), dim=-1).clamp(0, length - 1)
-        seen = positions.expand(real.shape[0], -1).gather(1, ranks_of_ends)
-        ranks_of_ends = ranks_of_ends.expand(x.shape[0], -1)
-        logits_of_ends = x @ take(y, ranks_of_ends).mT
-        logits_of_ends = logits_of_ends + _of_pairs(of_distance, positions[:, None], seen[:, None], relative_keys)
-        logits_of_ends = logits_of_ends.masked_fill(absent[:, None, None], float("-inf"))
-        found = merge(attend(logits_of_ends, take(value, ranks_of_ends)), found)
-    return found[1]
-
-
-def earlier_blocks(own: Summary) -> Summary:
-    """Summarise for each block all blocks before it.
-
-    What is before a block is what is before its pair, and for the second of a pair the first too. That halves the
-    number of blocks, so the recursion is as deep as the logarithm of their number and does work linear in it.
-
-    Args:
-        own: z (B, H, blocks, M), S (B, H, blocks, M, D).
-
-    Returns:
-        The same shapes; of the first block -inf and 0.
-    """
-    blocks = own[0].shape[2]
-    if blocks == 1:
-        return torch.full_like(own[0], float("-inf")), torch.zeros_like(own[1])
-    z, S = in_pairs(own)
-    firsts = z[:, :, :, 0], S[:, :, :, 0]
-    before_firsts = earlier_blocks(merge(firsts, (z[:, :, :, 1], S[:, :, :, 1])))
-    before_seconds = merge(before_firsts, firsts)
-    z, S = (torch.stack(pair, dim=3).flatten(2, 3) for pair in zip(before_firsts, before_seconds, strict=True))
-    return z[:, :, :blocks], S[:, :, :blocks]
-
-
-def _skip_one(before: Summary) -> Summary:
-    """Turn what is before each block into what is before its predecessor."""
-    z, S = before
-    return pad(z[:, :, :-1], (0, 0, 1, 0), value=float("-inf")), pad(S[:, :, :-1], (0, 0, 0, 0, 1, 0))
-
-
-def _flip(summary: Summary) -> Summary:
-    return summary[0].flip(2), summary[1].flip(2)
-
-
-def _with_neighbours(t: Tensor, beyond: float) -> Tensor:
-    """Put the blocks before and after each block beside it: (B, H, blocks, w, D) -> (B, H, blocks, 3 w, D)."""
-    before = pad(t[:, :, :-1], (0, 0, 0, 0, 1, 0), value=beyond)
-    after = pad(t[:, :, 1:], (0, 0, 0, 0, 0, 1), value=beyond)
-    return torch.cat((before, t, after), dim=-2)
-
-
-def _of_pairs(of_distance: Tensor, queries: Tensor, keys: Tensor, relative_keys: RelativeKeys) -> Tensor:
-    """Pick the logits of distances, (..., n, R), for pairs of positions (..., n) and (..., m): (..., n, m)."""
-    distance = (keys.unsqueeze(-2) - queries.unsqueeze(-1)).clamp(-relative_keys.left, relative_keys.right)
-    index = distance + relative_keys.left
-    return of_distance.gather(-1, index.expand(*of_distance.shape[:-1], -1))
+    def _of_distances(self, query: Tensor, scaling: float) -> Tensor:
+        return query @ (self.embedding.to(query.dtype) * scaling).mT

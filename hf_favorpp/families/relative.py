@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_favorpp.attention.relative_keys import RelativeKeys
-from hf_favorpp.attention.relative_positions import RelativePositions
-from hf_favorpp.families.family import Family
+from hf_favorpp.attention.relative_positions import TransformerXL
+from hf_favorpp.families.family import Family, geometry
 
 Replacement = Callable[..., Any]
 
@@ -57,10 +57,11 @@ def _modeling(attention: nn.Module) -> ModuleType:
     return sys.modules[type(attention).__module__]
 
 
-def _transformer_xl(attention: Any, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, RelativePositions]:
-    weight = torch.unflatten(_weight(attention.linear_pos, query), 0, (attention.num_heads, attention.head_size))
+def _transformer_xl(attention: Any, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, TransformerXL]:
     sinusoids = positions[0, : query.shape[-2]].flip(0)  # of distances L - 1 ... 0
-    relative = RelativePositions(query + attention.pos_bias_v.unsqueeze(-2), weight, sinusoids)
+    relative = TransformerXL(
+        query + attention.pos_bias_v.unsqueeze(-2), _weight(attention.linear_pos, query), sinusoids
+    )
     return query + attention.pos_bias_u.unsqueeze(-2), relative
 
 
@@ -105,9 +106,10 @@ def _parakeet_forward(
         torch.unflatten(linear(hidden_states), -1, (-1, attention.head_dim)).transpose(1, 2)
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    weight = torch.unflatten(_weight(attention.relative_k_proj, query), 0, (-1, attention.head_dim))
     sinusoids = position_embeddings[0, : query.shape[-2]].flip(0)  # of distances L - 1 ... 0
-    relative = RelativePositions(query + attention.bias_v.unsqueeze(-2), weight, sinusoids)
+    relative = TransformerXL(
+        query + attention.bias_v.unsqueeze(-2), _weight(attention.relative_k_proj, query), sinusoids
+    )
     if attention_mask is not None and attention_mask.shape[-2] != 1:  # real queries by real keys
         attention_mask = attention_mask.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
     attend = _attention_function(attention)
@@ -126,16 +128,6 @@ def _parakeet_forward(
 
 def _serve_forward(replacement: Replacement) -> Callable[[nn.Module], None]:
     return lambda attention: _wrap(type(attention), "forward", replacement)
-
-
-def _conformer_geometry(attention: Any) -> tuple[int, int]:
-    """Return the heads; relative positions of Transformer-XL are as many more dimensions as the model has."""
-    positions = attention.linear_pos.in_features if attention.position_embeddings_type == "relative" else 0
-    return attention.num_heads, attention.head_size + positions
-
-
-def _parakeet_geometry(attention: Any) -> tuple[int, int]:
-    return attention.config.num_attention_heads, attention.head_dim + attention.relative_k_proj.in_features
 
 
 def _serve_seamless_v2(attention: nn.Module) -> None:
@@ -160,7 +152,7 @@ def _stays_softmax(attention: Any) -> str | None:
 CONFORMER = Family(
     model_types=("wav2vec2-conformer",),
     attention_classes=("Wav2Vec2ConformerSelfAttention",),
-    geometry=_conformer_geometry,
+    geometry=geometry("num_heads", "head_size"),
     dropout_option="attention_dropout",
     stays_softmax=_stays_softmax,
     reads_padding=True,  # its convolutions mix padded frames into real ones
@@ -185,6 +177,6 @@ PARAKEET = replace(
     WAV2VEC2_BERT,
     model_types=("parakeet_encoder", "parakeet_ctc"),
     attention_classes=("ParakeetEncoderAttention",),
-    geometry=_parakeet_geometry,
+    geometry=geometry("config.num_attention_heads", "head_dim"),
     prepare=_serve_forward(_parakeet_forward),
 )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_favorpp import favorpp_attention
-from hf_favorpp.attention.relative_keys import RelativeKeys, earlier_blocks, relative_key_attention
-from hf_favorpp.attention.relative_positions import RelativePositions
+from hf_favorpp.attention.relative_attention import earlier_blocks, relative_attention
+from hf_favorpp.attention.relative_keys import RelativeKeys
 from hf_favorpp.errors import ConfigError, InputError
 
 F64 = torch.float64
@@ -62,11 +62,11 @@ def mask_of(kind, batch, length):
 
 
 def fast(log_phi_q, log_phi_k, x, y, value, embedding, key_mask, left, window, ends):
-    relative = RelativeKeys(embedding, left)
-    return relative_key_attention(log_phi_q, log_phi_k, x, y, value, key_mask, relative, window, ends)
+    of_distances = RelativeKeys(embedding, left).of_distances(x, 1.0, key_mask, window)
+    return relative_attention(log_phi_q, log_phi_k, x, y, value, key_mask, of_distances, ends)
 
 
-def run(attend, tensors, key_mask, *options):
+def run(attend, tensors, key_mask, *options, names=NAMES):
     """Output at real queries and the gradients of all tensors for a random gradient there."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     out = attend(*leaves, key_mask, *options)
@@ -75,7 +75,7 @@ def run(attend, tensors, key_mask, *options):
         out = out * key_mask[:, None, :, None]
     gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
     grads = torch.autograd.grad(out, leaves, gradient.to(out.dtype), materialize_grads=True)
-    return {"output": out.detach(), **dict(zip(NAMES, grads, strict=True))}
+    return {"output": out.detach(), **dict(zip(names, grads, strict=True))}
 
 
 def assert_close(result, expected, tolerance):
@@ -137,7 +137,7 @@ def test_the_attention_tends_to_softmax_with_many_features(preconditioning, wind
         key_mask=mask,
         preconditioning=preconditioning,
         exact_window=window,
-        relative_keys=relative,
+        relative_positions=relative,
     )
     logits = query @ key.mT / 2 + relative.logits(query, 0.5, 40)
     exact = logits.masked_fill(~mask[:, None, None], -math.inf).softmax(-1) @ value
@@ -153,7 +153,7 @@ def test_padding_and_batch_mates_change_nothing():
     relative, omega = RelativeKeys(torch.randn(5, 3), 3), torch.randn(2, 8, 3)
     mask = mask_of("right", 2, 30)
     real = int(mask[1].sum())
-    options = {"preconditioning": "center", "relative_keys": relative}
+    options = {"preconditioning": "center", "relative_positions": relative}
     out = favorpp_attention(
         query, key.masked_fill(~mask[:, None, :, None], math.nan), value, omega, key_mask=mask, **options
     )
@@ -164,7 +164,7 @@ def test_padding_and_batch_mates_change_nothing():
 def test_half_precision_and_float64_embedding():
     query, key, value = (t.bfloat16() for t in (torch.randn(1, 2, 20, 4) for _ in range(3)))
     out = favorpp_attention(
-        query, key, value, torch.randn(2, 8, 4), relative_keys=RelativeKeys(torch.randn(5, 4, dtype=F64), 2)
+        query, key, value, torch.randn(2, 8, 4), relative_positions=RelativeKeys(torch.randn(5, 4, dtype=F64), 2)
     )
     assert out.dtype == torch.bfloat16
     assert torch.isfinite(out).all()
@@ -176,35 +176,13 @@ def test_half_precision_and_float64_embedding():
         (ConfigError, "positive kernel", {"kernel": "trig"}),
         (ConfigError, "positive kernel", {"kernel": "relu"}),
         (InputError, "bidirectional", {"is_causal": True, "kernel": "favor+"}),
-        (ConfigError, "takes no relative_keys", {"backend": "cpu"}),
-        (InputError, r"embedding \(R, d\)", {"relative_keys": RelativeKeys(torch.zeros(5, 3), 2)}),
-        (InputError, "left >= 0", {"relative_keys": RelativeKeys(torch.zeros(5, 4), 5)}),
+        (ConfigError, "takes no relative_positions", {"backend": "cpu"}),
+        (InputError, r"embedding \(R, d\)", {"relative_positions": RelativeKeys(torch.zeros(5, 3), 2)}),
+        (InputError, "left >= 0", {"relative_positions": RelativeKeys(torch.zeros(5, 4), 5)}),
     ],
 )
 def test_what_has_no_such_form_is_refused(error, rule, options):
     tensors = [torch.randn(1, 2, 6, 4) for _ in range(3)]
-    options = {"relative_keys": RelativeKeys(torch.zeros(5, 4), 2)} | options
+    options = {"relative_positions": RelativeKeys(torch.zeros(5, 4), 2)} | options
     with pytest.raises(error, match=rule):
         favorpp_attention(*tensors, torch.randn(2, 8, 4), **options)
-
-
-def test_positions_of_transformer_xl_are_a_dot_product():
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=F64)
-
-    batch, heads, length, head_dim, frequencies = 2, 3, 11, 4, 5
-    query, other, key = (normal(batch, heads, length, head_dim) for _ in range(3))
-    projection = normal(heads, head_dim, 2 * frequencies)
-    omega = 0.7 ** torch.arange(frequencies, dtype=F64)
-
-    def sinusoids(distance):
-        angles = distance.unsqueeze(-1).to(F64) * omega
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-
-    position = torch.arange(length)
-    r = sinusoids(position.unsqueeze(1) - position)
-    expected = query @ key.mT + torch.einsum("bhid,hdf,ijf->bhij", other, projection, r)
-    x, y = RelativePositions(other, projection, sinusoids(position)).extend(query, key)
-    torch.testing.assert_close(x @ y.mT, expected)
