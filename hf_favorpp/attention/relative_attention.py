@@ -105,9 +105,10 @@ def _attend_by_rank(
     near = x_ @ _with_neighbours(y_, 0).mT
     near = near + of_pairs(rel, torch.unflatten(positions, 1, blocks)[:, None], near_positions[..., 0, :], reach)
     near = near.masked_fill(_with_neighbours(torch.unflatten(hidden, 2, blocks), True).mT, float("-inf"))
-    logits = (near, q + left[0].unsqueeze(-2) + rel[..., :1], q + right[0].unsqueeze(-2) + rel[..., -1:])
-    values = (_with_neighbours(v, 0), left[1], right[1])
-    z, out = attend(torch.cat(logits, dim=-1), torch.cat(values, dim=-2))
+    far = [
+        attend(q + z.unsqueeze(-2) + of_side, S) for (z, S), of_side in ((left, rel[..., :1]), (right, rel[..., -1:]))
+    ]
+    z, out = merge(attend(near, _with_neighbours(v, 0)), merge(*far))
     found = z.flatten(2, 3), out.flatten(2, 3)
     if e0 + e1 > 0:
         first = ranks[:e0].expand(real.shape[0], -1)

@@ -37,10 +37,14 @@ def test_all_digits_are_split_as_published(tmp_path):
     assert sorted(data.validation["text"]) == sorted(str(digit) for digit in range(10) for _ in range(30))
 
 
-def test_a_small_model_learns_spoken_digits(tmp_path):
+def test_a_small_model_learns_spoken_digits_and_survives_the_conversion(tmp_path):
+    softmax, converted = tmp_path / "softmax", tmp_path / "converted"
+    data = ["--data_dir", str(SPEECH / "fsdd"), "--digits_per_string", "2", "--num_strings", "1000"]
+    config = str(ROOT / "configs/speech/spoken_digits_softmax.yaml")
+    results = speech.main(["--config", config, *data, "--num_train_epochs", "10", "--output_dir", str(softmax)])
+    assert results["metrics"]["wer"] < 0.3
     config = str(ROOT / "configs/speech/spoken_digits.yaml")
-    argv = ["--config", config, "--data_dir", str(SPEECH / "fsdd"), "--output_dir", str(tmp_path)]
-    argv += ["--model_name_or_path", "", "--model_type", "wav2vec2-conformer", "--attention", "softmax"]
-    argv += ["--learning_rate", "2e-3", "--digits_per_string", "2", "--num_train_epochs", "8"]
-    results = speech.main([*argv, "--num_strings", "1000"])
-    assert results["metrics"]["wer"] < 0.5
+    argv = ["--config", config, *data, "--model_name_or_path", str(softmax), "--output_dir", str(converted)]
+    uptrained = speech.main([*argv, "--preconditioning", "full", "--num_train_epochs", "1"])
+    assert uptrained["initial_metrics"]["wer"] < results["metrics"]["wer"] + 0.15
+    assert uptrained["metrics"]["wer"] < results["metrics"]["wer"] + 0.05
