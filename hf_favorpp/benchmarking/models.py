@@ -104,13 +104,13 @@ _VIT = ModelKind(
 
 def _conformer(positions: str) -> ModelKind:
     return ModelKind(
-        f"Conformer (M), {positions} positions",
+        f"Conformer (S), {positions} positions",
         "wav2vec2-bert",
         lambda config, size: size,
         random_spectra,
         {
             **_NO_SPEECH_DROPOUT,
-            **{"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 16, "intermediate_size": 1024},
+            **{"hidden_size": 144, "num_attention_heads": 4, "num_hidden_layers": 16, "intermediate_size": 576},
             "conformer_conv_dropout": 0.0,
             "position_embeddings_type": positions.replace("-", "_"),
         },
@@ -138,7 +138,7 @@ MODELS: dict[str, ModelKind] = {
     "wav2vec2": ModelKind("wav2vec 2.0 base", "wav2vec2", lambda config, size: size, _waveforms, _NO_SPEECH_DROPOUT),
     **{f"conformer-{positions}": _conformer(positions) for positions in ("rotary", "relative", "relative-key")},
 }
-"""By the name that ``--model`` takes. The Conformers are of the medium size of Gulati et al. 2020, arXiv:2005.08100,
+"""By the name that ``--model`` takes. The Conformers are of the small size of Gulati et al. 2020, arXiv:2005.08100,
 Table 1, and their sizes are frames of the encoder."""
 
 
