@@ -192,7 +192,7 @@ def draw_features(results: list[dict[str, Any]], path: Path) -> None:
     counts = sorted({count for name in scores.index if (count := features_of(name))})
     kinds = [kind for kind in dict.fromkeys(name.partition(", M = ")[0] for name in scores.index) if kind != SOFTMAX]
     whens = {"right after the conversion": ZERO_SHOT, "after training": ""}
-    figure, axes = plt.subplots(len(tasks), 2, figsize=(9.6, 3.4 * len(tasks) + 0.6), sharey="row", squeeze=False)
+    figure, axes = plt.subplots(len(tasks), 2, figsize=(9.6, 3.4 * len(tasks) + 0.6), squeeze=False)
     lines = {}
     for row, task in zip(axes, tasks, strict=True):
         metric = main_metric(task, scores.xs(task, axis=1, drop_level=False).dropna(axis=1, how="all"))
@@ -214,8 +214,8 @@ def draw_features(results: list[dict[str, Any]], path: Path) -> None:
             axis.set_xticks(counts, [str(count) for count in counts])
             axis.minorticks_off()
             axis.set_xlabel("random features per head, M")
+            axis.set_ylabel(f"{metric.replace('_', ' ')} x 100")
             axis.grid(alpha=0.3)
-        row[0].set_ylabel(f"{metric.replace('_', ' ')} x 100")
     figure.tight_layout(rect=(0, 0, 1 - 2.3 / figure.get_figwidth(), 1))
     figure.legend(lines.values(), lines.keys(), loc="center right", frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
