@@ -92,7 +92,7 @@ def convert_to_favorpp(
         features.replaced = layer.config._attn_implementation
     before = [_Setting(own) for part in parts for own in part.configs]
     try:
-        attach(built)
+        attach(base, built)
         for part in parts:
             _use_favorpp(part, part.options(config))
         if calibration_data is not None:
@@ -300,17 +300,18 @@ def tell_what_is_ignored(model: PreTrainedModel) -> None:
         )
 
 
-def attach(built: list[tuple[AttentionLayer, FavorppFeatures]]) -> None:
-    """Put features into their attention modules.
+def attach(model: PreTrainedModel, built: list[tuple[AttentionLayer, FavorppFeatures]]) -> None:
+    """Put features into their attention modules, and ready all modules of the model for them.
 
     Args:
-        built: Layers, each with its features.
+        model: The model.
+        built: Some of its layers, each with its features.
     """
+    for layer in attention_layers(model):
+        layer.prepare()
     for layer, features in built:
         features.train(layer.module.training)
         layer.module.add_module(_SUBMODULE, features)
-        if layer.family.prepare is not None:
-            layer.family.prepare(layer.module)
 
 
 def _detach(layer: AttentionLayer) -> None:
@@ -340,9 +341,9 @@ def _use_favorpp(part: Part, options: FavorppConfig) -> None:
 
 
 def _require_interface(model: PreTrainedModel, layers: list[AttentionLayer]) -> None:
-    """Refuse a model whose class does not look up its attention by name."""
+    """Refuse a model whose class does not look up its attention by name, and whose family does not see to that."""
     models = {f"{name}." if name else "": m for name, m in model.named_modules() if isinstance(m, PreTrainedModel)}
-    for layer in layers:
+    for layer in (layer for layer in layers if layer.family.prepare is None):
         owner = models[max((prefix for prefix in models if layer.name.startswith(prefix)), key=len)]
         if not owner._can_set_attn_implementation():
             raise UnsupportedModelError(

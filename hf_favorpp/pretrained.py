@@ -69,10 +69,11 @@ def post_init(original: Original, model: PreTrainedModel) -> Any:
 def _attach_empty(model: PreTrainedModel) -> None:
     options = getattr(model.config, "favorpp", None)
     config = FavorppConfig() if options is None else FavorppConfig.from_dict(options)
-    if not (layers := plan_loading(model, config)):
-        return
+    layers = plan_loading(model, config)
     new = [layer for layer in layers if not layer.features]  # others are of a model within
-    attach([(layer, build_features(layer, config)) for layer in new])
+    attach(model, [(layer, build_features(layer, config)) for layer in new])
+    if not layers:
+        return
     model.config.favorpp = config.to_dict()
     if options is None:
         tell_what_changed(model)

@@ -54,8 +54,10 @@ class Family:
             features alone.
         grid: Returns how a number of tokens lies in an image, or raises ``InputError``; None for families without
             images.
-        prepare: Readies the class of a module for features, which are attached then: what has no linear form, and
-            Transformers does before it calls the attention interface, is left to them. None where nothing is to be.
+        prepare: Readies the class of a module for features, given the module and the model that it is in: what has no
+            linear form, and Transformers does before it calls the attention interface, is left to them. It is called
+            for modules that stay softmax too, and any number of times. ``stays_softmax`` of such a family tells where
+            the installed Transformers is too old for it. None where nothing is to be done.
         no_tiles: Returns why a module cannot have exact tiles of (rows, columns), or None where it can; None where
             ``grid`` says it all.
     """
@@ -69,7 +71,7 @@ class Family:
     reads_padding: bool = False
     grid: Callable[[nn.Module, int], Grid] | None = None
     no_tiles: Callable[[nn.Module, tuple[int, int]], str | None] | None = None
-    prepare: Callable[[nn.Module], None] | None = None
+    prepare: Callable[[nn.Module, nn.Module | None], None] | None = None
 
 
 def attribute(*paths: str) -> Callable[[nn.Module], int]:

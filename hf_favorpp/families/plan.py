@@ -236,7 +236,7 @@ def _path(model: Any, known: dict[tuple[str, ...], Any], layer: AttentionLayer) 
     names = layer.name.split(".")
     around = (model.get_submodule(".".join(names[:end])) for end in range(len(names), -1, -1))
     path = next(path for module in around for path, part in known.items() if getattr(module, "config", None) is part)
-    return path if type(layer.config) in (type(known[path]), type(None)) else None
+    return path if type(layer.config) is type(known[path]) else None
 
 
 def _why_refused(model: Any, config: Any) -> str | None:

@@ -41,12 +41,14 @@ class AttentionLayer:
         name: Dotted name within the model.
         module: The module.
         family: Its family.
+        owner: The module around it that has a configuration, the innermost; None for a module alone.
     """
 
     index: int
     name: str
     module: nn.Module
     family: Family
+    owner: nn.Module | None = None
 
     def stays_softmax(self) -> str | None:
         """Return why this layer cannot be converted.
@@ -57,6 +59,11 @@ class AttentionLayer:
         if self._crosses:
             return "it is cross-attention; only encoder self-attention is converted"
         return self.family.stays_softmax(self.module)
+
+    def prepare(self) -> None:
+        """Ready the class of the module, as its family has it, to attend by the function that its model is set to."""
+        if self.family.prepare is not None:
+            self.family.prepare(self.module, self.owner)
 
     def left_out(self) -> str | None:
         """Return why this layer stays softmax where ``FavorppConfig.layers`` does not name it.
@@ -70,8 +77,8 @@ class AttentionLayer:
 
     @property
     def config(self) -> Any:
-        """The configuration of Transformers that the module reads."""
-        return getattr(self.module, "config", None)
+        """The configuration of Transformers that the module reads, or else the innermost model that it is in."""
+        return getattr(self.module, "config", getattr(self.owner, "config", None))
 
     @property
     def features(self) -> FavorppFeatures | None:
@@ -104,11 +111,20 @@ def attention_layers(model: nn.Module) -> Iterator[AttentionLayer]:
         The layers in the order of ``model.named_modules()``.
     """
     index = 0
+    owners: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         family = _family_of(module)
         if family is not None and not any(_family_of(part) for part in module.modules() if part is not module):
-            yield AttentionLayer(index, name, module, family)
+            yield AttentionLayer(index, name, module, family, _owner(name, owners))
             index += 1
+        elif hasattr(module, "config"):
+            owners[name] = module
+
+
+def _owner(name: str, owners: dict[str, nn.Module]) -> nn.Module | None:
+    while name and name not in owners:
+        name = name.rpartition(".")[0]
+    return owners.get(name)
 
 
 def supported_model_types() -> tuple[str, ...]:

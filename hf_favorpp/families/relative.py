@@ -26,18 +26,33 @@ def _converted(attention: Any, *args: Any, **kwargs: Any) -> bool:
     return getattr(attention, "favorpp", None) is not None and attention.config._attn_implementation == "favorpp"
 
 
-def _wrap(owner: Any, name: str, replacement: Replacement, applies: Callable[..., bool] = _converted) -> None:
-    """Let a function of Transformers do other things for the modules, its first argument, that this applies to."""
-    original = getattr(owner, name)
-    if getattr(original, "serves_favorpp", False):
+def wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Put a hook before a function of Transformers, once, where the installed version has it.
+
+    Args:
+        owner: The module or class that holds the function.
+        name: Its name there.
+        hook: Called in its place, with the original before the arguments.
+    """
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, "serves_favorpp", False):
         return
 
     @functools.wraps(original)
-    def wrapped(module: Any, *args: Any, **kwargs: Any) -> Any:
-        return (replacement if applies(module, *args, **kwargs) else original)(module, *args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
 
     wrapped.serves_favorpp = True  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
+
+
+def _replace(owner: Any, name: str, replacement: Replacement, applies: Callable[..., bool] = _converted) -> None:
+    """Let a function of Transformers do other things for the modules, its first argument, that this applies to."""
+
+    def choose(original: Replacement, module: Any, *args: Any, **kwargs: Any) -> Any:
+        return (replacement if applies(module, *args, **kwargs) else original)(module, *args, **kwargs)
+
+    wrap(owner, name, choose)
 
 
 def _weight(linear: Any, like: Tensor) -> Tensor:
@@ -48,8 +63,17 @@ def _weight(linear: Any, like: Tensor) -> Tensor:
     return matrix.mT
 
 
-def _attention_function(attention: nn.Module) -> Callable[..., Any]:
-    function: Callable[..., Any] = vars(_modeling(attention))["ALL_ATTENTION_FUNCTIONS"]["favorpp"]
+def attention_function(attention: Any) -> Callable[..., Any]:
+    """Look up the function that a module attends by, as Transformers does.
+
+    Args:
+        attention: The module, whose configuration names the function; ``eager`` is none.
+
+    Returns:
+        The function.
+    """
+    functions = vars(sys.modules["transformers.modeling_utils"])["ALL_ATTENTION_FUNCTIONS"]
+    function: Callable[..., Any] = functions[attention.config._attn_implementation]
     return function
 
 
@@ -69,11 +93,9 @@ def _relative_key(attention: Any, query: Tensor, key: Tensor) -> tuple[Tensor, R
     return query, RelativeKeys(attention.distance_embedding.weight, attention.left_max_position_embeddings)
 
 
-def _serve_functions(attention: nn.Module) -> None:
-    modeling = _modeling(attention)
-    _wrap(modeling, "_apply_relative_position_encoding", _transformer_xl)
-    if hasattr(modeling, "_apply_relative_key_position_encoding"):
-        _wrap(modeling, "_apply_relative_key_position_encoding", _relative_key)
+def _serve_functions(attention: nn.Module, owner: nn.Module | None) -> None:
+    _replace(_modeling(attention), "_apply_relative_position_encoding", _transformer_xl)
+    _replace(_modeling(attention), "_apply_relative_key_position_encoding", _relative_key)
 
 
 def _seamless_v2_forward(
@@ -87,7 +109,7 @@ def _seamless_v2_forward(
     bias = None
     if attention.position_embeddings_type == "relative_key":
         _, bias = _relative_key(attention, query, key)
-    attend = _attention_function(attention)
+    attend = attention_function(attention)
     out, _ = attend(
         attention, query, key, value, attention_mask, scaling=attention.scaling, position_bias=bias, **kwargs
     )
@@ -112,7 +134,7 @@ def _parakeet_forward(
     )
     if attention_mask is not None and attention_mask.shape[-2] != 1:  # real queries by real keys
         attention_mask = attention_mask.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
-    attend = _attention_function(attention)
+    attend = attention_function(attention)
     out, _ = attend(
         attention,
         query + attention.bias_u.unsqueeze(-2),
@@ -126,14 +148,14 @@ def _parakeet_forward(
     return attention.o_proj(out.flatten(2)), None
 
 
-def _serve_forward(replacement: Replacement) -> Callable[[nn.Module], None]:
-    return lambda attention: _wrap(type(attention), "forward", replacement)
+def _serve_parakeet(attention: nn.Module, owner: nn.Module | None) -> None:
+    _replace(type(attention), "forward", _parakeet_forward)
 
 
-def _serve_seamless_v2(attention: nn.Module) -> None:
-    _wrap(type(attention), "forward", _seamless_v2_forward)
+def _serve_seamless_v2(attention: nn.Module, owner: nn.Module | None) -> None:
+    _replace(type(attention), "forward", _seamless_v2_forward)
     encoder = vars(_modeling(attention))["SeamlessM4Tv2ConformerEncoder"]
-    _wrap(encoder, "_apply_chunk_attention", lambda encoder, mask, hidden_states: mask, applies=_is_one_chunk)
+    _replace(encoder, "_apply_chunk_attention", lambda encoder, mask, hidden_states: mask, applies=_is_one_chunk)
 
 
 def _is_one_chunk(encoder: Any, attention_mask: Tensor | None, hidden_states: Tensor) -> bool:
@@ -178,5 +200,5 @@ PARAKEET = replace(
     model_types=("parakeet_encoder", "parakeet_ctc"),
     attention_classes=("ParakeetEncoderAttention",),
     geometry=geometry("config.num_attention_heads", "head_dim"),
-    prepare=_serve_forward(_parakeet_forward),
+    prepare=_serve_parakeet,
 )
