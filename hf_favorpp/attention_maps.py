@@ -211,7 +211,8 @@ def attention_matrix(
 
     Raises:
         InputError: There is no such layer or call, or ``inputs`` is not a mapping.
-        UnsupportedModelError: The model has no attention layer of a supported family.
+        UnsupportedModelError: The model has no attention layer of a supported family, or this one looks no attention
+            function up, as in the decoder of SpeechT5.
 
     Source:
         Choromanski et al. 2021, arXiv:2009.14794, Appendix C.4.
@@ -226,11 +227,17 @@ def attention_matrix(
     _require_index("layer", layer, len(modules), "attention layers")
     if not isinstance(inputs, Mapping):
         raise InputError(f"inputs must be a mapping of tensors, as the model takes them, got {type(inputs).__name__}.")
+    found[layer].prepare()
     device = next(model.parameters()).device
     inputs = {name: t.to(device) if isinstance(t, Tensor) else t for name, t in inputs.items()}
     features, eager = converted_layers(model), torch.compiler.set_stance("force_eager")
     with eager, evaluating(model), observing(features, exact=exact), _recording(modules[layer], call) as recorder:
         model(**inputs)
+    if recorder.calls == 0:
+        raise UnsupportedModelError(
+            f"layer {layer} ({found[layer].name}) does not go through the attention interface of Transformers, or the "
+            f"inputs do not reach it. Choose a layer of the encoder."
+        )
     _require_index("call", call, recorder.calls, f"calls of layer {layer}")
     grid = _grid(found[layer], recorder.softmax.shape[-1])
     return AttentionMaps(layer, call, recorder.softmax, recorder.converted, recorder.key_mask, grid)

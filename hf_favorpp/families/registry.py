@@ -16,6 +16,7 @@ from hf_favorpp.families.modernbert import MODERNBERT
 from hf_favorpp.families.relative import CONFORMER, PARAKEET, SEAMLESS, SEAMLESS_V2, WAV2VEC2_BERT
 from hf_favorpp.families.rotary import EUROBERT, NOMIC_BERT
 from hf_favorpp.families.speech import LASR, MOONSHINE, WAV2VEC2, WHISPER
+from hf_favorpp.families.speecht5 import SPEECHT5
 from hf_favorpp.families.vit import AST, BEIT, DEIT, DINOV3, IJEPA, VIT
 from hf_favorpp.nn import FavorppFeatures
 
@@ -24,7 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     *(VIT, DEIT, IJEPA, BEIT, DINOV3, VIT_MAE, VIDEOMAE, AST),
     *(CLIP, SIGLIP, SIGLIP2, SIGLIP_TEXT),
     *(WAV2VEC2, WHISPER, MOONSHINE, LASR),
-    *(CONFORMER, WAV2VEC2_BERT, SEAMLESS, SEAMLESS_V2, PARAKEET),
+    *(CONFORMER, WAV2VEC2_BERT, SEAMLESS, SEAMLESS_V2, PARAKEET, SPEECHT5),
 )
 _ALWAYS_SOFTMAX = (CLIP_TEXT,)
 """Parts of models whose other parts can be converted: known, so that their layers are counted and the reason told."""
