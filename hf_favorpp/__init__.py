@@ -13,7 +13,7 @@ from hf_favorpp.registration import register
 from hf_favorpp.report import approximation_report
 from hf_favorpp.training.redraw import FavorppCallback
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 __all__ = [
     "FavorppCallback",
     "FavorppConfig",
