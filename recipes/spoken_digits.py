@@ -64,7 +64,8 @@ def make_strings(
     """Put recordings of one speaker at a time together, with short pauses.
 
     Args:
-        recordings: To choose from; all are used equally often, up to one more or less for each speaker.
+        recordings: To choose from; all are used equally often, up to one more or less: strings of one digit over all
+            speakers, so that as many strings as recordings are each of them once, longer ones for each speaker.
         rate: Of the recordings, Hz.
         longest: Digits of a string, at most; a string has 1 to so many, each number as likely.
         number: Of strings.
@@ -75,7 +76,7 @@ def make_strings(
     """
     by_speaker = defaultdict(list)
     for recording in recordings:
-        by_speaker[recording.speaker].append(recording)
+        by_speaker["" if longest == 1 else recording.speaker].append(recording)
     speakers = sorted(by_speaker)
     left: dict[str, list[Recording]] = {speaker: [] for speaker in speakers}
     audio: list[object] = []

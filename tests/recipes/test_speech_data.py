@@ -114,6 +114,8 @@ def test_digits_are_split_by_index_and_kept_whole(tmp_path):
             loudness = round(100 * heard[0]) - 1
             assert np.allclose(heard, heard[0])
             assert loudness % 10 in indices
+    each = {(row["text"], round(100 * samples(row)[0])) for row in data.validation}
+    assert len(each) == 30, "every recording once"
 
 
 def test_strings_hold_digits_of_one_speaker_each_recording_as_often(tmp_path):
