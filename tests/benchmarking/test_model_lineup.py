@@ -91,6 +91,15 @@ def test_identity_attention_hands_out_the_values():
     assert torch.equal(attention(hidden)[0], attention.value(hidden))
 
 
+def test_identity_attention_computes_nothing_of_relative_positions():
+    model = build_model(tiny_kind("conformer-relative"), 40, tiny_shape())
+    attention = with_identity_attention(model).encoder.layers[0].self_attn
+    hidden = torch.randn(2, 40, 32)
+    values = attention.linear_out(attention.linear_v(hidden))
+    torch.testing.assert_close(attention(hidden)[0], values)  # without the embeddings of positions
+    assert model.encoder.layers[0].self_attn.position_embeddings_type == "relative"
+
+
 def test_weights_and_random_state_do_not_depend_on_each_other():
     kind, shape = tiny_kind("bert"), tiny_shape()
     torch.manual_seed(1)
