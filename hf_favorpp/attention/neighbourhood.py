@@ -84,13 +84,29 @@ def _attend_by_rank(tensors: list[Tensor], real: Tensor, window: int, ends: tupl
         z, out = merge(attend(near, v), attend(q + z.unsqueeze(-2), S))
         found = z.flatten(2, 3), out.flatten(2, 3)
     if e0 + e1 > 0:
-        first = ranks[:e0].expand(real.shape[0], -1)
-        last = real - e1 + ranks[:e1]
-        absent = torch.cat((first >= real, last < e0), dim=-1)  # fewer than e0 + e1 tokens: none counts twice
-        positions = torch.cat((first, last), dim=-1).clamp(0, length - 1).expand(x.shape[0], -1)
+        positions, absent = end_ranks(ranks, real, e0, e1)
+        positions = positions.expand(x.shape[0], -1)
         logits = (x @ take(y, positions).mT).masked_fill(absent[:, None, None], float("-inf"))
         found = merge(attend(logits, take(value, positions)), found)
     return found[1]
+
+
+def end_ranks(ranks: Tensor, real: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Return which tokens are the first and the last real ones.
+
+    Args:
+        ranks: 0 ... L - 1, (L,).
+        real: How many tokens are real, (B or 1, 1).
+        first: How many first ones, at most L.
+        last: How many last ones, at most L.
+
+    Returns:
+        Their ranks, (B or 1, first + last), int64, and which of them a row of fewer tokens does not have, or has
+        among the first already, bool.
+    """
+    beginning, end = ranks[:first].expand(real.shape[0], -1), real - last + ranks[:last]
+    absent = torch.cat((beginning >= real, end < first), dim=-1)
+    return torch.cat((beginning, end), dim=-1).clamp(0, ranks.shape[0] - 1), absent
 
 
 def attend(logits: Tensor, value: Tensor) -> Summary:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_favorpp.attention.neighbourhood import Summary, attend, in_pairs, merge, take
+from hf_favorpp.attention.neighbourhood import Summary, attend, end_ranks, in_pairs, merge, take
 
 
 class DistanceLogits(NamedTuple):
@@ -111,10 +111,7 @@ def _attend_by_rank(
     z, out = merge(attend(near, _with_neighbours(v, 0)), merge(*far))
     found = z.flatten(2, 3), out.flatten(2, 3)
     if e0 + e1 > 0:
-        first = ranks[:e0].expand(real.shape[0], -1)
-        last = real - e1 + ranks[:e1]
-        absent = torch.cat((first >= real, last < e0), dim=-1)  # fewer than e0 + e1 tokens: none counts twice
-        ranks_of_ends = torch.cat((first, last), dim=-1).clamp(0, length - 1)
+        ranks_of_ends, absent = end_ranks(ranks, real, e0, e1)
         seen = positions.expand(real.shape[0], -1).gather(1, ranks_of_ends)
         ranks_of_ends = ranks_of_ends.expand(x.shape[0], -1)
         logits_of_ends = x @ take(y, ranks_of_ends).mT

@@ -72,19 +72,19 @@ class TransformerXL(NamedTuple):
         length = query.shape[-2]
         window = min(window or NEAR, length)
         reach = min(2 * window - 1, length - 1)
-        own = self.query.to(query.dtype)
+        own = self.query.to(query.dtype) * scaling
         near = torch.arange(-reach, reach + 1, device=query.device)
         table = own @ self._vectors(near, query.dtype).mT
         if length <= 2 * window:
-            return DistanceLogits(table * scaling, reach, window)
+            return DistanceLogits(table, reach, window)
         first, last = _span(key_mask, length, query.device)
         edges = _cells(first, last, window)
         middle = ((edges[:, :-1] + edges[:, 1:] - 1) // 2).clamp(0, length - 1)
         far = [
-            _log_mean_exp(own @ self._vectors(sign * middle, query.dtype).mT * scaling, count)
+            _log_mean_exp(own @ self._vectors(sign * middle, query.dtype).mT, count)
             for sign, count in zip((-1, 1), _counts(first, last, edges, window, length), strict=True)
         ]
-        return DistanceLogits(torch.cat((far[0], table * scaling, far[1]), dim=-1), reach + 1, window)
+        return DistanceLogits(torch.cat((far[0], table, far[1]), dim=-1), reach + 1, window)
 
     def require_fit(self, query: Tensor) -> None:
         """Refuse positions that do not fit the queries.
