@@ -17,7 +17,8 @@ from hf_favorpp.attention.tiles import Grid
 from hf_favorpp.convert import IMPLEMENTATION
 from hf_favorpp.errors import InputError, UnsupportedModelError
 from hf_favorpp.families import AttentionLayer, attention_layers, supported_model_types
-from hf_favorpp.nn import converted_layers, evaluating, observing
+from hf_favorpp.nn import converted_layers
+from hf_favorpp.observing import evaluating, observing
 
 MAX_LABELS = 40  # of more tokens, labels would not be readable
 

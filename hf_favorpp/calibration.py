@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hf_favorpp.attention.relative_positions import RelativePositions
-from hf_favorpp.config import require_int, require_statistics_are_used
 from hf_favorpp.errors import ConversionError, InputError
-from hf_favorpp.features.fitting import PairSample, fit_quadrature
+from hf_favorpp.features.fitting import fit_quadrature
 from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.pairs import PairSample, real_tokens_first, sample_pairs
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments, scaled
-from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, has_towers, observing, tower_for
+from hf_favorpp.nn import FavorppFeatures, converted_layers
+from hf_favorpp.observing import evaluating, has_towers, observing, tower_for
+from hf_favorpp.rules import require_int, require_statistics_are_used
 
 _log = logging.getLogger(__name__)
 TOKENS_PER_DIMENSION = 5
@@ -143,6 +145,7 @@ class _Observer:
         key_mask: Tensor | None,
         scaling: float | None,
         relative_positions: RelativePositions | None,
+        output: Tensor,
     ) -> None:
         """Accumulate moments, and keep some sequences; with relative positions projections are not chosen."""
         self.called = True
@@ -158,13 +161,9 @@ class _Observer:
         order, self.window, self.ends = self.layer.neighbourhood(x.shape[2], x.device)
         if order is not None:
             x, y, mask = x[:, :, order], y[:, :, order], mask[:, order]
-        first = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[:, :SAMPLE_LENGTH]
-        mask = mask.gather(1, first)
-        rows = max(1, int((mask.sum(1).cumsum(0) <= self.tokens_left).sum()))
-        mask = mask[:rows, : int(mask[:rows].sum(1).max())]
-        index = first[:rows, None, : mask.shape[1], None].expand(-1, x.shape[1], -1, x.shape[3])
-        self.sampled.append((x[:rows].gather(2, index), y[:rows].gather(2, index), mask))
-        self.tokens_left -= int(mask.sum())
+        rows = max(1, int((mask.sum(1).clamp(max=SAMPLE_LENGTH).cumsum(0) <= self.tokens_left).sum()))
+        self.sampled.append(real_tokens_first(x[:rows], y[:rows], mask[:rows], SAMPLE_LENGTH))
+        self.tokens_left -= int(self.sampled[-1][2].sum())
 
     @property
     def saw_tokens(self) -> bool:
@@ -223,25 +222,7 @@ class _Observer:
 
     def _pairs(self, change: Preconditioner) -> list[PairSample]:
         generator = torch.Generator().manual_seed(self.layer.config.seed)
-        return [self._pair_sample(change, *sampled, generator) for sampled in self.sampled]
-
-    def _pair_sample(
-        self, change: Preconditioner, x: Tensor, y: Tensor, mask: Tensor, generator: torch.Generator
-    ) -> PairSample:
-        """Draw queries from each sequence, and say which keys each of them meets through features."""
-        x, y, key_weight = change.shift(x, y)
-        x, y = change.transform(x, y)
-        length = mask.shape[1]
-        lottery = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~mask, -1)
-        drawn = lottery.topk(min(max(8, min(length // 8, 64)), length), dim=1).indices
-        x = x.gather(2, drawn[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
-        rank, count = torch.arange(length, device=mask.device), mask.sum(1, keepdim=True)
-        near = ((rank < self.ends[0]) | (rank >= count - self.ends[1])).unsqueeze(1)
-        if self.window:
-            near = near | (drawn.unsqueeze(-1) // self.window == rank // self.window)
-        query_mask = mask.gather(1, drawn)
-        real = query_mask.unsqueeze(-1) & mask.unsqueeze(1)
-        return PairSample(x, y, key_weight, query_mask, far=real & ~near, near=real & near)
+        return [sample_pairs(*sampled, change, self.window, self.ends, generator) for sampled in self.sampled]
 
 
 def _run(model: nn.Module, dataloader: Iterable[Mapping[str, Any]], num_batches: int | None) -> int:

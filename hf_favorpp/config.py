@@ -6,33 +6,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from hf_favorpp.errors import ConfigError
-
-KERNELS = ("favor++", "favor+", "favor+hyperbolic", "relu", "elu", "trig", "uniform", "none")
-"""The values of ``FavorppConfig.kernel``."""
-SOFTMAX_KERNELS = ("favor++", "favor+", "favor+hyperbolic", "trig")
-"""The kernels that estimate softmax attention. ``relu`` and ``elu`` are attentions of their own, and the last two
-are controls."""
-POSITIVE_KERNELS = ("favor++", "favor+", "favor+hyperbolic")
-"""Those of them whose features are positive, so that they stand beside exact logits in one softmax."""
-WITHOUT_PROJECTIONS = {
-    "elu": "head_dim features by definition",
-    "uniform": "one constant feature",
-    "none": "no features",
-}
-"""The kernels that draw no projections, and what they have instead."""
+from hf_favorpp.rules import (
+    CHOSEN_KERNELS,
+    SOFTMAX_KERNELS,
+    require_choice,
+    require_int,
+    require_neighbourhood_fits,
+    require_preconditioning_fits,
+    require_statistics_are_used,
+)
 
 DEFAULT_CANDIDATES = 8
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "kernel": KERNELS,
-    "projection": ("orthogonal", "antithetic", "iid"),
-    "preconditioning": ("none", "center", "diagonal", "full"),
-    "statistics": ("sequence", "calibrated"),
-    "backend": ("auto", "reference", "cpu", "triton"),
-}
-_PLANNED: dict[str, tuple[str, ...]] = {
-    "projection": ("hadamard", "givens"),
-}
 
 
 @dataclass(frozen=True)
@@ -112,6 +96,12 @@ class FavorppConfig:
             (:func:`hf_favorpp.features.fitting.fit_quadrature`). 1 keeps every projection as it was drawn. None
             chooses 8 where that is possible: with ``"favor++"`` and ``"favor+"``, and neither ``redraw``, which would
             replace what was chosen, nor ``recalibrate``, which would turn the coordinates away from it.
+        learnable: ``"projections"`` makes parameters of the projections, with ``"favor++"`` and ``"favor+"``: those of
+            the queries, those of the keys, which are equal to begin with, and their weights. They begin as drawn or,
+            after a calibration, as chosen; :func:`hf_favorpp.transfer_attention` learns them from the softmax
+            attention. Centres and transforms of the preconditioning stay constants: all that they do to a projection,
+            the projection can learn itself. Weight decay leaves them out, and ``redraw`` and ``recalibrate`` must be
+            None. None keeps the projections fixed.
         backend: ``"auto"`` takes fused code for the device where it can; ``"cpu"``, ``"triton"`` or ``"reference"``
             ask for one implementation, see :mod:`hf_favorpp.attention.backends`.
         seed: Seed of the projections. They depend on (seed, layer, draw) alone, not on any global random state.
@@ -131,6 +121,7 @@ class FavorppConfig:
     redraw: RedrawSchedule | None = None
     recalibrate: RedrawSchedule | None = None
     candidates: int | None = None
+    learnable: str | None = None
     backend: str = "auto"
     seed: int = 0
     _left_open: ClassVar[bool]
@@ -158,6 +149,8 @@ class FavorppConfig:
             require_int("candidates", self.candidates, minimum=1)
             if self.candidates > 1 and (reason := self._why_not_fitted()):
                 raise ConfigError(f"candidates must be 1 or None, got {self.candidates}: {reason}.")
+        if self.learnable is not None:
+            self._require_learnable()
         if self.layers is not None:
             object.__setattr__(self, "layers", _layer_indices(self.layers))
         for name in ("redraw", "recalibrate"):
@@ -186,8 +179,22 @@ class FavorppConfig:
             return self.candidates
         return 1 if self._why_not_fitted() else DEFAULT_CANDIDATES
 
+    def _require_learnable(self) -> None:
+        require_choice("learnable", self.learnable)
+        if self.kernel not in CHOSEN_KERNELS:
+            raise ConfigError(
+                f"learnable={self.learnable!r} needs kernel={' or '.join(map(repr, CHOSEN_KERNELS))}, got "
+                f"kernel={self.kernel!r}."
+            )
+        for name in ("redraw", "recalibrate"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} must be None with learnable={self.learnable!r}, got {getattr(self, name)!r}: it would "
+                    f"undo what was learnt."
+                )
+
     def _why_not_fitted(self) -> str | None:
-        if self.kernel not in ("favor++", "favor+"):
+        if self.kernel not in CHOSEN_KERNELS:
             return f"kernel={self.kernel!r} has features that are not chosen one by one"
         if self.redraw is not None:
             return "a redraw would replace the projections that were chosen"
@@ -264,116 +271,6 @@ class FavorppConfig:
             options["exact_window"] = list(self.exact_window)
         options["layers"] = None if self.layers is None else list(self.layers)
         return options
-
-
-def require_preconditioning_fits(kernel: str, preconditioning: str) -> None:
-    """Refuse to precondition a kernel that does not estimate softmax.
-
-    Args:
-        kernel: One of :data:`KERNELS`.
-        preconditioning: The preconditioning asked for.
-
-    Raises:
-        ConfigError: It would change what the kernel computes, since only softmax is invariant under it.
-    """
-    if preconditioning != "none" and kernel not in SOFTMAX_KERNELS:
-        raise ConfigError(
-            f"preconditioning={preconditioning!r} needs a kernel that estimates softmax "
-            f"({', '.join(SOFTMAX_KERNELS)}), got kernel={kernel!r}: only softmax is invariant under a change "
-            f"of variables. Use preconditioning='none' with it."
-        )
-
-
-def require_statistics_are_used(kernel: str, preconditioning: str) -> None:
-    """Refuse to calibrate what has no use for statistics.
-
-    Args:
-        kernel: One of :data:`KERNELS`.
-        preconditioning: The preconditioning.
-
-    Raises:
-        ConfigError: Neither the kernel's coefficient nor the preconditioning is computed from statistics.
-    """
-    if kernel != "favor++" and preconditioning == "none":
-        raise ConfigError(
-            f"kernel={kernel!r} with preconditioning='none' uses no statistics, so there is nothing to calibrate. Use "
-            f"statistics='sequence', kernel='favor++', or a preconditioning."
-        )
-
-
-def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: object) -> bool:
-    """Refuse an exact neighbourhood of an impossible size, or beside features that are on another scale.
-
-    Args:
-        kernel: One of :data:`KERNELS`.
-        exact_window: Tokens per block, or rows and columns of a tile of patches.
-        exact_ends: How many first and last tokens every query sees exactly.
-
-    Returns:
-        Whether there is a neighbourhood at all.
-
-    Raises:
-        ConfigError: A size is negative or not an integer, ``kernel`` has no positive features for softmax, or it is
-            ``"none"`` and there is no neighbourhood.
-    """
-    sides = exact_window if isinstance(exact_window, tuple) else (exact_window,)
-    if isinstance(exact_window, tuple) and len(exact_window) != 2:
-        raise ConfigError(f"exact_window must be a number of tokens or (rows, columns), got {exact_window!r}.")
-    for side in sides:
-        require_int("exact_window", side, minimum=1 if isinstance(exact_window, tuple) else 0)
-    if not isinstance(exact_ends, tuple) or len(exact_ends) != 2:
-        raise ConfigError(f"exact_ends must be (first, last), two numbers of tokens, got {exact_ends!r}.")
-    for count in exact_ends:
-        require_int("every entry of exact_ends", count, minimum=0)
-    if isinstance(exact_window, tuple) and exact_ends != (0, 0):
-        raise ConfigError(
-            f"exact_ends must be (0, 0) with a tile of patches, got {exact_ends!r}: the class token is exact for all."
-        )
-    neighbourhood = sides != (0,) or exact_ends != (0, 0)
-    if kernel == "none" and not neighbourhood:
-        raise ConfigError(
-            "kernel='none' attends to the exact neighbourhood alone, and there is none: exact_window and exact_ends "
-            "are 0. Give one of them, or choose another kernel."
-        )
-    if neighbourhood and kernel not in (*POSITIVE_KERNELS, "none"):
-        raise ConfigError(
-            f"exact_window and exact_ends put exact logits beside features, so they need a kernel that estimates "
-            f"softmax by positive features ({', '.join(POSITIVE_KERNELS)}), got kernel={kernel!r}."
-        )
-    return neighbourhood
-
-
-def require_choice(name: str, value: object) -> None:
-    """Refuse a value that an option does not have, or does not have yet.
-
-    Args:
-        name: The option, such as ``"kernel"``.
-        value: What was given for it.
-
-    Raises:
-        ConfigError: The message lists the choices.
-    """
-    if value in _CHOICES[name]:
-        return
-    choices = ", ".join(repr(choice) for choice in _CHOICES[name])
-    if value in _PLANNED.get(name, ()):
-        raise ConfigError(f"{name}={value!r} is not available in this version; choose one of {choices}.")
-    raise ConfigError(f"{name} must be one of {choices}, got {value!r}.")
-
-
-def require_int(name: str, value: object, minimum: int) -> None:
-    """Refuse what is not an integer, or too small.
-
-    Args:
-        name: The option.
-        value: What was given for it.
-        minimum: The smallest value allowed.
-
-    Raises:
-        ConfigError: The message names the rule and the value.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{name} must be an integer >= {minimum}, got {value!r}.")
 
 
 def _layer_indices(layers: object) -> tuple[int, ...]:

@@ -8,20 +8,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_favorpp.calibration import calibrate
-from hf_favorpp.config import WITHOUT_PROJECTIONS, FavorppConfig
+from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConfigError, ConversionError, InputError, UnsupportedModelError
 from hf_favorpp.families import AttentionLayer, attention_layers
 from hf_favorpp.families.plan import Part, build_features, configurations, parts_left_out, parts_of, plan_conversion
-from hf_favorpp.nn import FLOAT_BUFFERS, FavorppFeatures, converted_layers
+from hf_favorpp.nn import FLOAT_TENSORS, FavorppFeatures, converted_layers
 from hf_favorpp.report import approximation_report
+from hf_favorpp.rules import WITHOUT_PROJECTIONS
 
 IMPLEMENTATION = "favorpp"
 """Value of ``attn_implementation``."""
 
-KEY_PATTERN = rf"(^|\.)favorpp\.(draw_index|calibration_index|{'|'.join(FLOAT_BUFFERS)})$"
+KEY_PATTERN = rf"(^|\.)favorpp\.(draw_index|calibration_index|{'|'.join(FLOAT_TENSORS)})$"
 """What the names of the tensors that a conversion adds to a checkpoint match."""
 
-KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_BUFFERS)
+KEEP_FLOAT32 = tuple(f"favorpp.{name}" for name in FLOAT_TENSORS)
 """What the names of tensors that stay float32 end in."""
 
 DEFAULT_ERROR_BUDGET = 0.5

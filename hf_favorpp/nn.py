@@ -1,7 +1,6 @@
 """What a converted attention layer carries: its projections and how to use them."""
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,24 +16,26 @@ from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments
 
-Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativePositions | None], None]
-"""Sees query, key, value, key_mask, scaling and relative positions of a layer, as :meth:`FavorppFeatures.forward`."""
+Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativePositions | None, Tensor], None]
+"""Sees query, key, value, key_mask, scaling and relative positions of a layer, as :meth:`FavorppFeatures.forward`, and
+what the layer made of them, (B, H, Lq, D)."""
 
 CALIBRATION_BUFFERS = (*Preconditioner._fields, "log_weights")
-FLOAT_BUFFERS = ("omega", *CALIBRATION_BUFFERS, "moments")
-"""Buffers that stay float32 in a model of any dtype."""
-TOWERS = {"pixel_values": "vision_model", "input_ids": "text_model"}
-"""What a model of images and texts, such as CLIP, calls the models that it is made of, by what each of them takes."""
+LEARNABLE = ("omega", "omega_key", "log_weights")
+"""What is a parameter with ``FavorppConfig.learnable``."""
+FLOAT_TENSORS = ("omega", "omega_key", *CALIBRATION_BUFFERS, "moments")
+"""Tensors that stay float32 in a model of any dtype."""
 
 
 class FavorppFeatures(nn.Module):
     """The random features of one attention layer, attached to it as ``.favorpp``.
 
     Its buffers are saved with the checkpoint: the omega that a model was trained with is part of the model, and so
-    is what was calibrated.
+    is what was calibrated. With ``learnable`` some of them are parameters: omega, omega_key and log_weights.
 
     Attributes:
         omega: (H, M, d), float32 always, also in a bf16 model.
+        omega_key: Projections of the keys, (H, M, d), where they are learnt; elsewhere omega serves both.
         draw_index: How many redraws have been made, int64 scalar.
         coefficient: With calibrated statistics, the fields of a
             :class:`~hf_favorpp.features.preconditioning.Preconditioner` without the batch dimension; so are
@@ -44,7 +45,7 @@ class FavorppFeatures(nn.Module):
             ``calibration_index``, how many there were.
         calibrated: Whether those are there. False with statistics of each sequence.
         exact: Attend by softmax, as before the conversion.
-        probe: Called with the inputs of every forward, exact or not; None does nothing.
+        probe: Called with inputs and output of every forward, exact or not; None does nothing.
         grid: How the tokens lie in the image, given their number, for a two-dimensional ``exact_window``.
         reads_padding: Serve padded queries too, through features alone, because the model reads what comes of them.
         replaced: The attention implementation that the conversion replaced; None where it is not known, as in a
@@ -52,6 +53,7 @@ class FavorppFeatures(nn.Module):
     """
 
     omega: Tensor
+    omega_key: Tensor
     draw_index: Tensor
     log_weights: Tensor
     moments: Tensor
@@ -74,7 +76,13 @@ class FavorppFeatures(nn.Module):
         self.config = config
         self.layer = layer
         self.replaced = None
-        self.register_buffer("omega", torch.empty(num_heads, config.num_features, head_dim, dtype=torch.float32))
+        of_projections = (num_heads, config.num_features)
+        if config.learnable:
+            for name, shape in zip(LEARNABLE, ((head_dim,), (head_dim,), ()), strict=True):
+                values = torch.empty(*of_projections, *shape, dtype=torch.float32)
+                self.register_parameter(name, nn.Parameter(values))
+        else:
+            self.register_buffer("omega", torch.empty(*of_projections, head_dim, dtype=torch.float32))
         self.register_buffer("draw_index", torch.zeros((), dtype=torch.int64))
         self.calibrated = False
         self.exact = False
@@ -117,11 +125,7 @@ class FavorppFeatures(nn.Module):
         Raises:
             ConversionError: Calibrated statistics are configured and were never computed.
         """
-        if self.config.statistics == "calibrated" and not self.calibrated:
-            raise ConversionError(
-                "statistics='calibrated' needs a calibration, and there was none: call calibrate(model, dataloader), "
-                "or convert with convert_to_favorpp(model, config, calibration_data=dataloader)."
-            )
+        self.require_calibrated()
         if self.training and self.config.recalibrate is not None:
             if self.recent is None:
                 num_heads, _, head_dim = self.omega.shape
@@ -142,6 +146,7 @@ class FavorppFeatures(nn.Module):
             kernel=self.config.kernel,
             preconditioning=str(self.config.preconditioning),
             statistics=self.preconditioner,
+            omega_key=getattr(self, "omega_key", None),
             log_weights=getattr(self, "log_weights", None),
             relative_positions=relative_positions,
             backend=self.config.backend,
@@ -156,6 +161,18 @@ class FavorppFeatures(nn.Module):
             exact = attend_exactly(query[..., -special:, :], key, value, key_mask, scaling)
             out = torch.cat((out[..., :-special, :], exact), dim=-2)
         return out[..., order.argsort(), :]
+
+    def require_calibrated(self) -> None:
+        """Refuse to attend without the statistics that are configured.
+
+        Raises:
+            ConversionError: Calibrated statistics are configured and were never computed.
+        """
+        if self.config.statistics == "calibrated" and not self.calibrated:
+            raise ConversionError(
+                "statistics='calibrated' needs a calibration, and there was none: call calibrate(model, dataloader), "
+                "or convert with convert_to_favorpp(model, config, calibration_data=dataloader)."
+            )
 
     def neighbourhood(self, length: int, device: torch.device) -> tuple[Tensor | None, int, tuple[int, int]]:
         """Return which tokens attend to each other exactly.
@@ -233,19 +250,26 @@ class FavorppFeatures(nn.Module):
     def set_projections_(self, omega: Tensor, log_weights: Tensor) -> None:
         """Replace the projections by some that were chosen for the data, in place, after the preconditioner was set.
 
+        Where they are learnable, learning begins with these.
+
         Args:
             omega: (H, M, d).
             log_weights: (H, M), nats.
         """
-        self.omega.copy_(omega)
+        self._set_omega(omega)
         self.log_weights.copy_(log_weights)
+
+    def _set_omega(self, omega: Tensor) -> None:
+        self.omega.copy_(omega)
+        if self.config.learnable:
+            self.omega_key.copy_(omega)
 
     @torch.no_grad()
     def forget_calibration_(self) -> None:
         """Clear what was calibrated, or what a checkpoint left unfilled. Without a calibration it does nothing."""
         self.calibrated = False
-        for name in CALIBRATION_BUFFERS:
-            if (buffer := getattr(self, name, None)) is not None:
+        for name, buffer in self.named_buffers():
+            if name in CALIBRATION_BUFFERS:
                 buffer.zero_()
 
     def _allocate_preconditioner(self) -> None:
@@ -257,10 +281,10 @@ class FavorppFeatures(nn.Module):
             shapes |= dict.fromkeys(("center_x", "center_y"), (num_heads, head_dim))
         if matrix:
             shapes |= dict.fromkeys(("transform_x", "transform_y"), (num_heads, head_dim, head_dim))
-        if self.config.candidates_per_feature > 1:
+        if self.config.candidates_per_feature > 1 and not self.config.learnable:
             shapes["log_weights"] = self.omega.shape[:-1]
         for name, shape in shapes.items():
-            self.register_buffer(name, self.omega.new_zeros(shape))
+            self.register_buffer(name, torch.zeros(shape, dtype=self.omega.dtype, device=self.omega.device))
 
     @torch.no_grad()
     def redraw_(self, draw_index: int) -> None:
@@ -279,7 +303,7 @@ class FavorppFeatures(nn.Module):
             layer=self.layer,
             draw_index=draw_index,
         )
-        self.omega.copy_(omega)
+        self._set_omega(omega)
         self.draw_index.fill_(draw_index)
         if (log_weights := getattr(self, "log_weights", None)) is not None:
             log_weights.zero_()
@@ -294,17 +318,24 @@ class FavorppFeatures(nn.Module):
         config = self.config
         return (
             f"kernel={config.kernel!r}, preconditioning={config.preconditioning!r}, statistics={config.statistics!r}, "
-            f"exact_window={config.exact_window}, exact_ends={config.exact_ends}, num_heads={num_heads}, "
+            f"exact_window={config.exact_window}, exact_ends={config.exact_ends}, learnable={config.learnable!r}, "
+            f"num_heads={num_heads}, "
             f"num_features={num_features}, head_dim={head_dim}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FavorppFeatures":
         """Move with the model, but keep the dtypes: ``model.half()`` must not change which features are drawn."""
-        before = dict(self.named_buffers())
+        buffers = dict(self.named_buffers())
+        parameters = {name: (p.data, None if p.grad is None else p.grad.data) for name, p in self.named_parameters()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
+        for name, buffer in buffers.items():
             if (after := getattr(self, name)).dtype != buffer.dtype:
                 setattr(self, name, buffer.to(after.device))
+        for name, (values, grad) in parameters.items():
+            parameter = getattr(self, name)
+            if parameter.dtype != values.dtype:
+                parameter.data = values.to(parameter.device)
+                parameter.grad = None if grad is None else grad.to(parameter.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
@@ -324,67 +355,3 @@ def converted_layers(model: nn.Module) -> list[FavorppFeatures]:
         The feature modules; empty where nothing is converted.
     """
     return [module for module in model.modules() if isinstance(module, FavorppFeatures)]
-
-
-def has_towers(model: nn.Module) -> bool:
-    """Return whether a model has a model of images and one of texts side by side, of which each runs alone."""
-    return all(hasattr(model, name) for name in TOWERS.values())
-
-
-def tower_for(model: nn.Module, batch: Mapping[str, Any]) -> nn.Module:
-    """Return what of a model a batch is for.
-
-    Args:
-        model: Any model.
-        batch: Inputs of all of it, or of one of its towers.
-
-    Returns:
-        The tower; the model where it has none, or the batch is for both.
-    """
-    given = [tower for name, tower in TOWERS.items() if name in batch]
-    if len(given) == 1 and has_towers(model):
-        tower: nn.Module = getattr(model, given[0])
-        return tower
-    return model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """Switch to eval mode without gradients for a while, and give every module its own mode back.
-
-    Args:
-        model: Any module.
-
-    Yields:
-        Nothing.
-    """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def observing(layers: list[FavorppFeatures], probes: list[Probe] | None = None, *, exact: bool) -> Generator[None]:
-    """Let converted layers attend exactly, or be watched, for a while.
-
-    Args:
-        layers: The converted layers.
-        probes: One per layer, called with its inputs; None for none.
-        exact: Whether the layers attend by softmax meanwhile, as before the conversion.
-
-    Yields:
-        Nothing.
-    """
-    before = [(layer.exact, layer.probe) for layer in layers]
-    try:
-        for index, layer in enumerate(layers):
-            layer.exact, layer.probe = exact, None if probes is None else probes[index]
-        yield
-    finally:
-        for layer, (was_exact, probe) in zip(layers, before, strict=True):
-            layer.exact, layer.probe = was_exact, probe

@@ -26,7 +26,7 @@ from hf_favorpp.families.plan import build_features, configurations, plan_loadin
 from hf_favorpp.hub.card import complete_card, write_card
 from hf_favorpp.hub.remote import auto_map, forget_auto_map, write_remote_file
 from hf_favorpp.hub.upload import prepare_upload
-from hf_favorpp.nn import CALIBRATION_BUFFERS, FavorppFeatures
+from hf_favorpp.nn import CALIBRATION_BUFFERS, LEARNABLE, FavorppFeatures, converted_layers
 
 Original = Callable[..., Any]
 """The method that a hook stands before, bound to its model."""
@@ -105,7 +105,8 @@ def initialize_weights(
     """
     if not isinstance(module, FavorppFeatures):
         return original(module, *args, **kwargs)
-    loaded = {name for name, buffer in module.named_buffers() if getattr(buffer, "_is_hf_initialized", False)}
+    tensors = (*module.named_buffers(), *module.named_parameters())
+    loaded = {name for name, tensor in tensors if getattr(tensor, "_is_hf_initialized", False)}
     calibration = {name for name, _ in module.named_buffers() if name in CALIBRATION_BUFFERS}
     if calibration and calibration <= loaded:
         module.calibrated = True
@@ -123,6 +124,11 @@ def initialize_weights(
             module.calibration_index.zero_()
     if "omega" not in loaded:
         module.redraw_(int(module.draw_index) if "draw_index" in loaded else 0)
+    elif missing := sorted(set(LEARNABLE) - loaded) if module.config.learnable else []:
+        raise CheckpointError(
+            f"the checkpoint holds favorpp.omega of layer {module.layer}, which is learnt, but not its "
+            f"favorpp.{missing[0]}; save it again with save_pretrained, or set config.favorpp.learnable to null."
+        )
     elif "draw_index" not in loaded:
         raise CheckpointError(
             f"the checkpoint holds favorpp.omega of layer {module.layer} but not its favorpp.draw_index; save it "
@@ -267,6 +273,22 @@ def on_push_begin(original: Original, handler: Any, args: Any, state: Any, *othe
         if auto_map(model):
             write_remote_file(folder)
     return original(args, state, *others, **kwargs)
+
+
+def decay_parameter_names(original: Original, trainer: Any, model: nn.Module) -> list[str]:
+    """Leave learnt features out of what weight decay applies to.
+
+    Args:
+        original: ``Trainer.get_decay_parameter_names``.
+        trainer: The trainer.
+        model: Its model.
+
+    Returns:
+        Names of parameters.
+    """
+    features = {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
+    learnt = {name for name, parameter in model.named_parameters() if id(parameter) in features}
+    return [name for name in original(model) if name not in learnt]
 
 
 def training_summary(original: Original, trainer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """How ``attn_implementation="favorpp"`` sits in Transformers: an attention function, a mask function, and hooks."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def register() -> None:
     _wrap("save_pretrained", pretrained.save_pretrained)
     _wrap("_upload_modified_files", pretrained.upload_modified_files)
     _wrap("on_push_begin", pretrained.on_push_begin, CallbackHandler)
+    _wrap("__init__", _wrap_trainer, CallbackHandler)
     _wrap_training_summary()
     if version.parse(transformers.__version__) < version.parse("5.4"):
         _wrap_config_from_dict()
@@ -88,8 +90,7 @@ def attention_forward(
         max_seqlen = int(cu_seqlens.diff().max()) if max_seqlen is None else max_seqlen
         query, key, value = (unpack(t, cu_seqlens, max_seqlen) for t in (query, key, value))
         attention_mask = packing_mask(cu_seqlens, max_seqlen)
-    if features is not None and features.probe is not None:
-        features.probe(query, key, value, _key_mask(attention_mask), scaling, positions)
+    seen = (query, key, value, None if features is None else _key_mask(attention_mask), scaling, positions)
     if features is None or features.exact:
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = _softmax_mask(attention_mask, kwargs.get("sliding_window"))
@@ -100,7 +101,9 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     else:
-        out = features(query, key, value, _key_mask(attention_mask), scaling, positions).transpose(1, 2)
+        out = features(*seen).transpose(1, 2)
+    if features is not None and features.probe is not None:
+        features.probe(*seen, out.transpose(1, 2))
     if cu_seqlens is not None:
         out = pack(out.transpose(1, 2), cu_seqlens).transpose(1, 2)
     return out, None
@@ -200,6 +203,15 @@ def _wrap(name: str, hook: Callable[..., Any], owner: type = PreTrainedModel) ->
         return hook(functools.partial(original, self), self, *args, **kwargs)
 
     setattr(owner, name, wrapped)
+
+
+def _wrap_trainer(original: Callable[..., Any], handler: CallbackHandler, *args: Any, **kwargs: Any) -> None:
+    """Keep learnt features from decaying, in the class that makes this handler: only then is it known to be loaded."""
+    original(*args, **kwargs)
+    trainer = sys.modules.get("transformers.trainer")
+    method = None if trainer is None else trainer.Trainer.get_decay_parameter_names
+    if trainer is not None and not hasattr(method, "__wrapped__"):
+        _wrap("get_decay_parameter_names", pretrained.decay_parameter_names, trainer.Trainer)
 
 
 def _wrap_training_summary() -> None:

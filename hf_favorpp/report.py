@@ -17,7 +17,8 @@ from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
 from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
-from hf_favorpp.nn import FavorppFeatures, converted_layers, evaluating, observing, tower_for
+from hf_favorpp.nn import FavorppFeatures, converted_layers
+from hf_favorpp.observing import evaluating, observing, tower_for
 from hf_favorpp.report_table import ApproximationReport, HeadReport, judge
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class _Observer:
         key_mask: Tensor | None,
         scaling: float | None,
         relative_positions: RelativePositions | None,
+        output: Tensor,
     ) -> None:
         """Add what one call of the layer shows; see :data:`hf_favorpp.nn.Probe`."""
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -16,10 +16,12 @@ ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = (
     "errors",
+    "rules",
     "config",
     "features",
     "attention",
     "nn",
+    "observing",
     "families",
     "calibration",
     "report_table",
@@ -68,6 +70,7 @@ def test_public_names():
         "convert_to_favorpp",
         "favorpp_attention",
         "revert_to_softmax",
+        "transfer_attention",
     ]
     assert all(hasattr(hf_favorpp, name) for name in hf_favorpp.__all__)
 
@@ -86,7 +89,9 @@ def test_imports_point_downward_only(file):
     assert not imported & set(above), f"{part} must not import {sorted(imported & set(above))}"
 
 
-@pytest.mark.parametrize("part", ["errors", "config", "features", "attention", "nn", "families", "calibration"])
+@pytest.mark.parametrize(
+    "part", ["errors", "rules", "config", "features", "attention", "nn", "observing", "families", "calibration"]
+)
 def test_below_the_conversion_nothing_knows_transformers(part):
     files = [file for file in FILES if part_of(file) == part]
     assert files

@@ -10,7 +10,8 @@ from transformers import AutoModel
 from hf_favorpp import FavorppCallback, FavorppConfig, RedrawSchedule, calibrate, convert_to_favorpp, revert_to_softmax
 from hf_favorpp.errors import ConfigError, ConversionError, InputError
 from hf_favorpp.features.projection import draw_projections
-from hf_favorpp.nn import converted_layers, observing
+from hf_favorpp.nn import converted_layers
+from hf_favorpp.observing import observing
 
 F64 = torch.float64
 DATA = [token_batch(9, 5, 12, seed=seed) for seed in range(4)]

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from hf_favorpp import FavorppConfig, FavorppError, RedrawSchedule
-from hf_favorpp.config import SOFTMAX_KERNELS
 from hf_favorpp.errors import ConfigError
+from hf_favorpp.rules import SOFTMAX_KERNELS
 
 EVERYTHING = FavorppConfig(
     num_features=64,
@@ -38,6 +38,7 @@ def test_the_defaults():
         "redraw": None,
         "recalibrate": None,
         "candidates": None,
+        "learnable": None,
         "backend": "auto",
         "seed": 0,
     }
@@ -101,6 +102,7 @@ def test_the_dictionary_holds_plain_json_values_of_every_option():
         "redraw": {"every": 100, "until": 900},
         "recalibrate": {"every": 50, "until": None},
         "candidates": 1,
+        "learnable": None,
         "backend": "reference",
         "seed": 7,
     }

@@ -19,7 +19,8 @@ from hf_favorpp.features.gerf import oprf_coefficient, quadrature
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import sequence_statistics
-from hf_favorpp.nn import converted_layers, observing
+from hf_favorpp.nn import converted_layers
+from hf_favorpp.observing import observing
 from hf_favorpp.report_table import HeadReport, judge
 
 SMALL = FavorppConfig(num_features=16)
@@ -55,7 +56,7 @@ def captured(model, batch):
     layers, seen = converted_layers(model), {}
 
     def probe_of(layer):
-        def probe(query, key, value, key_mask, scaling, _):
+        def probe(query, key, value, key_mask, scaling, *_):
             out = layer(query, key, value, key_mask, scaling)
             root = (query.shape[-1] ** -0.5 if scaling is None else scaling) ** 0.5
             groups = query.shape[1] // key.shape[1]

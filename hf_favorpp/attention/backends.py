@@ -31,10 +31,10 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
-from hf_favorpp.config import POSITIVE_KERNELS
 from hf_favorpp.errors import ConfigError
 from hf_favorpp.features.preconditioning import Preconditioner
 from hf_favorpp.features.statistics import Statistics
+from hf_favorpp.rules import POSITIVE_KERNELS
 
 MOST_HEAD_DIM, MOST_FEATURES = 256, 512
 LEAST_LOGITS = 2**17

@@ -11,16 +11,16 @@ from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.attention.reference import reference_attention
 from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.attention.two_steps import packed_tokens, real_tokens, two_step_attention
-from hf_favorpp.config import (
+from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.features.preconditioning import Preconditioner
+from hf_favorpp.features.statistics import Statistics
+from hf_favorpp.rules import (
     POSITIVE_KERNELS,
     WITHOUT_PROJECTIONS,
     require_choice,
     require_neighbourhood_fits,
     require_preconditioning_fits,
 )
-from hf_favorpp.errors import ConfigError, InputError
-from hf_favorpp.features.preconditioning import Preconditioner
-from hf_favorpp.features.statistics import Statistics
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -37,6 +37,7 @@ def favorpp_attention(
     kernel: str = "favor++",
     preconditioning: str = "none",
     statistics: Statistics | Preconditioner | None = None,
+    omega_key: Tensor | None = None,
     log_weights: Tensor | None = None,
     is_causal: bool = False,
     exact_window: int = 0,
@@ -68,6 +69,8 @@ def favorpp_attention(
         statistics: Calibrated moments of scaled queries and keys, broadcastable to (B, H, ...), or the
             preconditioner that was made of them, which ``preconditioning`` does not change any more; None takes those
             of each sequence.
+        omega_key: Projections of the keys where they are not those of the queries, shape of ``omega``, with
+            ``"favor++"`` and ``"favor+"``. Only learnt projections have use for it.
         log_weights: Logarithms of the weights of the projections, one for each of omega, nats, with ``"favor++"`` and
             ``"favor+"``; None means equal ones. Projections that were chosen for the data have them, see
             :func:`hf_favorpp.features.fitting.fit_quadrature`.
@@ -112,8 +115,9 @@ def favorpp_attention(
     _check_mask("query_mask", query_mask, query)
     if query_mask is None and query.shape[-2] == key.shape[-2]:
         query_mask = key_mask
-    if log_weights is not None:
-        _check_log_weights(log_weights, omega, kernel)
+    for name, tensor, shape in (("log_weights", log_weights, omega.shape[:-1]), ("omega_key", omega_key, omega.shape)):
+        if tensor is not None:
+            _check_of_projections(name, tensor, tuple(shape), kernel)
     if scaling is None:
         scaling = float(query.shape[-1] ** -0.5)
     if not 0 < scaling < math.inf:
@@ -149,6 +153,7 @@ def favorpp_attention(
         int(exact_window),
         (exact_ends[0], exact_ends[1]),
         relative_positions,
+        omega_key,
     )
     packing = None if cu_seqlens is None or max_seqlen is None else (cu_seqlens, max_seqlen)
     if backend != "reference":
@@ -220,16 +225,13 @@ def _check_statistics(
         )
 
 
-def _check_log_weights(log_weights: Tensor, omega: Tensor, kernel: str) -> None:
-    if not isinstance(log_weights, Tensor):
-        raise InputError(f"log_weights must be a tensor, got {type(log_weights).__name__}.")
+def _check_of_projections(name: str, tensor: object, shape: tuple[int, ...], kernel: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}.")
     if kernel not in ("favor++", "favor+"):
-        raise ConfigError(f"log_weights need kernel='favor++' or 'favor+', got kernel={kernel!r}.")
-    if log_weights.shape != omega.shape[:-1]:
-        raise InputError(
-            f"log_weights must hold one number per projection, {tuple(omega.shape[:-1])}, got "
-            f"{tuple(log_weights.shape)}."
-        )
+        raise ConfigError(f"{name} needs kernel='favor++' or 'favor+', got kernel={kernel!r}.")
+    if tensor.shape != shape:
+        raise InputError(f"{name} must have a shape that fits omega, {shape}, got {tuple(tensor.shape)}.")
 
 
 def _check_mask(name: str, mask: Tensor | None, tokens: Tensor) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.gerf import Nodes
 from hf_favorpp.features.preconditioning import Preconditioner
 
 
@@ -47,21 +47,12 @@ class FoldedFeatures(NamedTuple):
     key_term: SharedTerm
 
 
-def fold(
-    omega: Tensor,
-    kernel: str,
-    change: Preconditioner,
-    log_weights: Tensor | None,
-    scaling: float,
-    dtype: torch.dtype,
-) -> FoldedFeatures:
+def fold(nodes: Nodes, change: Preconditioner, scaling: float, dtype: torch.dtype) -> FoldedFeatures:
     """Fold scaling, centres, transforms and coefficients into projections of raw queries and keys.
 
     Args:
-        omega: Projections, (H, M, d), float32 or float64: the dtype of everything that is returned.
-        kernel: ``"favor++"``, ``"favor+"`` or ``"favor+hyperbolic"``.
-        change: The change of variables, of scaled queries and keys, N or 1 sequences.
-        log_weights: Logarithms of the weights of the projections, (H, M), nats, or None for equal ones.
+        nodes: Of H heads, (H, M, d) or (N or 1, H, M, d), float32 or float64: the dtype of everything returned.
+        change: The change of variables, of scaled queries and keys, N or 1 sequences, in that dtype.
         scaling: s.
         dtype: What the projections are rounded to.
 
@@ -69,14 +60,11 @@ def fold(
         The features; the same as :func:`hf_favorpp.attention.reference.reference_attention` computes step by step.
     """
     root = scaling**0.5
-    change = change.to(omega.dtype)
-    nodes, bias = quadrature(kernel, omega, change.coefficient)
-    if log_weights is not None:
-        bias = bias + log_weights.to(bias.dtype)
-    if nodes.ndim == 3:
-        nodes, bias = nodes.unsqueeze(0), bias.unsqueeze(0)
+    query, key, bias = nodes
+    if query.ndim == 3:
+        query, key, bias = query.unsqueeze(0), key.unsqueeze(0), bias.unsqueeze(0)
     query_projection, key_projection = (
-        projection.to(dtype).to(omega.dtype) for projection in change.fold(nodes * root)
+        projection.to(dtype).to(bias.dtype) for projection in change.fold(query * root, key * root)
     )
     if change.center_x is None or change.center_y is None:
         terms = SharedTerm(root=change.transform_x), SharedTerm(root=change.transform_y)

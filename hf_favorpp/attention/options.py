@@ -22,6 +22,7 @@ class Options(NamedTuple):
         exact_window: Tokens per exactly attended block, 0 for none.
         exact_ends: How many first and last real tokens every query sees exactly.
         relative_positions: What is added to the logits by distance, or None.
+        omega_key: Projections of the keys where they are not those of the queries, (H, M, d) or (M, d), or None.
     """
 
     scaling: float
@@ -32,6 +33,7 @@ class Options(NamedTuple):
     exact_window: int
     exact_ends: tuple[int, int]
     relative_positions: RelativePositions | None = None
+    omega_key: Tensor | None = None
 
     def preconditioner(self, of_sequences: Callable[[bool], Statistics]) -> Preconditioner:
         """Return the given preconditioner, or make it of the given moments or of those of each sequence.

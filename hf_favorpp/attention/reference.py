@@ -8,7 +8,7 @@ from hf_favorpp.attention.neighbourhood import neighbourhood_attention
 from hf_favorpp.attention.options import Options
 from hf_favorpp.attention.relative_attention import DistanceLogits, relative_attention
 from hf_favorpp.features.baselines import elu_log_features, relu_log_features, trig_features
-from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.gerf import feature_nodes
 from hf_favorpp.features.preconditioning import Preconditioner
 from hf_favorpp.features.statistics import sequence_statistics
 
@@ -39,7 +39,7 @@ def reference_attention(
     Returns:
         (B, H, Lq, D), dtype of ``query``.
     """
-    scaling, kernel, _, _, log_weights, exact_window, exact_ends, positions = options
+    scaling, kernel, _, _, log_weights, exact_window, exact_ends, positions, omega_key = options
     beside = bool(exact_window or any(exact_ends) or positions is not None)
     dtype = query.dtype
     compute = torch.promote_types(dtype, torch.float32)
@@ -68,13 +68,11 @@ def reference_attention(
         ).to(compute)
         centred_x, y, key_weight = change.shift(x, y)
         if kernel == "trig":
-            projections = change.fold(omega)
+            projections = change.fold(omega, omega)
             return _trig_attention(centred_x, y, value, projections, key_weight, change, key_mask).to(dtype)
-        nodes, node_weights = quadrature(kernel, omega, change.coefficient)
-        if log_weights is not None:
-            node_weights = node_weights + log_weights.to(compute)
-        query_projection, key_projection = change.fold(nodes)
-        log_phi_q = centred_x @ query_projection.mT + node_weights.unsqueeze(-2)
+        nodes = feature_nodes(kernel, omega, omega_key, change.coefficient, log_weights)
+        query_projection, key_projection = change.fold(nodes.query, nodes.key)
+        log_phi_q = centred_x @ query_projection.mT + nodes.log_weights.unsqueeze(-2)
         log_phi_k = y @ key_projection.mT + (key_weight - change.sq_norm_y(y) / 2).unsqueeze(-1)
         if beside:
             log_phi_q = log_phi_q - change.sq_norm_x(centred_x).unsqueeze(-1) / 2

@@ -7,6 +7,7 @@ from hf_favorpp.attention.folding import SharedTerm, fold
 from hf_favorpp.attention.operators import OPERATORS
 from hf_favorpp.attention.options import Options
 from hf_favorpp.attention.other_blocks import other_blocks_operator
+from hf_favorpp.features.gerf import feature_nodes
 from hf_favorpp.features.statistics import Statistics
 
 Sequences = tuple[Tensor, Tensor] | tuple[None, None]
@@ -70,12 +71,15 @@ def two_step_attention(
     operators, scaling = OPERATORS[backend], options.scaling
     compute = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        omega = omega.to(compute).expand(query.shape[1], *omega.shape[-2:])
+        of_heads = (query.shape[1], *omega.shape[-2:])
+        omega = omega.to(compute).expand(of_heads)
+        omega_key = None if options.omega_key is None else options.omega_key.to(compute).expand(of_heads)
         change = options.preconditioner(
             lambda covariance: _statistics(backend, query, key, queries, keys, scaling, covariance=covariance)
-        )
+        ).to(compute)
         multiplied_in = query.dtype if backend == "triton" else compute
-        features = fold(omega, options.kernel, change, options.log_weights, scaling, multiplied_in)
+        nodes = feature_nodes(options.kernel, omega, omega_key, change.coefficient, options.log_weights)
+        features = fold(nodes, change, scaling, multiplied_in)
         ranks = key.shape[-2] if keys[0] is None else keys[0].shape[1]
         block, (first, last) = min(options.exact_window, ranks), options.exact_ends
         ranges = (block, first, last)

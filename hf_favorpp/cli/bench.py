@@ -7,7 +7,8 @@ import typer
 from hf_favorpp.cli import options
 from hf_favorpp.cli.failures import UsageError
 from hf_favorpp.cli.output import output
-from hf_favorpp.config import KERNELS, FavorppConfig
+from hf_favorpp.config import FavorppConfig
+from hf_favorpp.rules import KERNELS
 
 LENGTHS, MODEL_LENGTHS, IMAGE_SIZES = "256,512,1024,2048,4096", "256,512,1024,2048", "224,384,518,768"
 _HOW, _WHAT = "How FAVOR++ attends", "What is timed"

@@ -9,8 +9,9 @@ import typer
 from hf_favorpp.cli import options
 from hf_favorpp.cli.failures import UsageError
 from hf_favorpp.cli.output import output
-from hf_favorpp.config import KERNELS, FavorppConfig
+from hf_favorpp.config import FavorppConfig
 from hf_favorpp.errors import ConfigError
+from hf_favorpp.rules import KERNELS
 
 _HOW, _LOADING = "How attention is replaced", "Loading"
 

@@ -18,7 +18,7 @@ from hf_favorpp.cli.failures import CommandError, NotFoundError, UsageError
 from hf_favorpp.cli.output import output
 from hf_favorpp.cli.sources import Source
 from hf_favorpp.families import attention_layers
-from hf_favorpp.nn import has_towers
+from hf_favorpp.observing import has_towers
 
 TEXTS = (".txt", ".jsonl", ".csv", ".tsv")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -24,28 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_favorpp.features.pairs import PairSample
+
 STEPS_BETWEEN, LAST_STEPS = 8, 20
-
-
-class PairSample(NamedTuple):
-    """Queries of some sequences with the keys that they attend to, after preconditioning.
-
-    Attributes:
-        x: Queries x', (B, H, S, d).
-        y: Keys y', (B, H, L, d).
-        key_weight: Logarithm of the weight of each key that the preconditioning asks for, nats, (B, H, L).
-        query_mask: True at real queries, (B, S), bool.
-        far: True where query and key meet through features: both real, and not in one exact neighbourhood;
-            (B, S, L), bool.
-        near: True where they meet exactly, (B, S, L), bool.
-    """
-
-    x: Tensor
-    y: Tensor
-    key_weight: Tensor
-    query_mask: Tensor
-    far: Tensor
-    near: Tensor
 
 
 @torch.no_grad()

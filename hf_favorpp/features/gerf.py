@@ -1,6 +1,7 @@
 """Generalised exponential random features: FAVOR+ (A = 0) and FAVOR++ (the A of least variance)."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,3 +61,51 @@ def quadrature(kernel: str, omega: Tensor, coefficient: Tensor | None = None) ->
     squares = omega.square()
     sq_norm = A.squeeze(-1) * squares.sum(-1) if shares > 1 else (A * squares).sum(-1)
     return torch.sqrt(1 - 4 * A) * omega, torch.add(log_constant, sq_norm, alpha=2)
+
+
+class Nodes(NamedTuple):
+    r"""Nodes of queries and keys, and their log-weights.
+
+    .. math:: e^{x^\top y} \approx \sum_m e^{b_m}\, e^{v_m^\top x - |x|^2/2}\, e^{u_m^\top y - |y|^2/2}
+
+    Attributes:
+        query: v, (..., H, M, d).
+        key: u, the same shape; v itself, unless the projections of the keys are others.
+        log_weights: b, (..., H, M), nats.
+    """
+
+    query: Tensor
+    key: Tensor
+    log_weights: Tensor
+
+
+def feature_nodes(
+    kernel: str,
+    omega: Tensor,
+    omega_key: Tensor | None,
+    coefficient: Tensor | None,
+    log_weights: Tensor | None,
+) -> Nodes:
+    r"""Return the nodes of projections that were drawn, chosen or learnt.
+
+    What a feature map holds that does not depend on x stands once for the query and once for the key, so that keys
+    with projections of their own, :math:`w'`, give :math:`b_m = \sum_c A_c (w_{mc}^2 + w_{mc}'^2) + \dots`
+
+    Args:
+        kernel: As for :func:`quadrature`.
+        omega: Projections w of the queries, (H, M, d) or (M, d).
+        omega_key: Projections w' of the keys, the same shape, or None for w.
+        coefficient: A, as for :func:`quadrature`.
+        log_weights: Logarithms of further weights of the projections, (H, M) or (M,), nats, or None.
+
+    Returns:
+        The nodes, dtype of ``omega``.
+    """
+    query, bias = quadrature(kernel, omega, coefficient)
+    key = query
+    if omega_key is not None:
+        key, key_bias = quadrature(kernel, omega_key.to(omega.dtype), coefficient)
+        bias = (bias + key_bias) / 2
+    if log_weights is not None:
+        bias = bias + log_weights.to(bias.dtype)
+    return Nodes(query, key, bias)

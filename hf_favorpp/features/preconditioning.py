@@ -63,18 +63,19 @@ class Preconditioner(NamedTuple):
         """Return the same in another dtype."""
         return Preconditioner(*(None if field is None else field.to(dtype) for field in self))
 
-    def fold(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(self, query_nodes: Tensor, key_nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Fold the transforms into projections, so that shifted x and y need not be transformed.
 
         Args:
-            nodes: (..., H, M, d) or (M, d).
+            query_nodes: v, (..., H, M, d) or (M, d).
+            key_nodes: u, the same shape.
 
         Returns:
-            Projections of the queries and of the keys, (..., H, M, d): v.T, and v times the inverse transpose of T.
+            Projections of the queries and of the keys, (..., H, M, d): v.T, and u times the inverse transpose of T.
         """
         if self.transform_x is None or self.transform_y is None:
-            return nodes, nodes
-        return nodes @ self.transform_x, nodes @ self.transform_y
+            return query_nodes, key_nodes
+        return query_nodes @ self.transform_x, key_nodes @ self.transform_y
 
     def sq_norm_x(self, x: Tensor) -> Tensor:
         """Return |T x|^2 of shifted queries, (B, H, Lq)."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_favorpp.nn import converted_layers
 from hf_favorpp.training.depth import parameter_depths
 
 
@@ -17,7 +18,7 @@ def parameter_groups(
     layer_decay: float | None = None,
     no_decay: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters; biases and norms, which have one dimension, do not decay.
+    """Split the trainable parameters; biases and norms, which have one dimension, and features do not decay.
 
     Args:
         model: Frozen parameters are left out.
@@ -36,10 +37,11 @@ def parameter_groups(
     """
     depths = {} if layer_decay is None else parameter_depths(model)
     top = max(depths.values(), default=0)
+    features = {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and name.rpartition(".")[2] not in no_decay
+            decays = parameter.ndim > 1 and name.rpartition(".")[2] not in no_decay and id(parameter) not in features
             depth = depths.get(name, 0)
             rate = learning_rate * (layer_decay or 1.0) ** (top - depth)
             options = {"params": [], "lr": rate, "weight_decay": weight_decay if decays else 0.0}

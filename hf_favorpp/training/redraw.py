@@ -41,7 +41,7 @@ class FavorppCallback(TrainerCallback):
             Whether any layer was redrawn or calibrated anew.
 
         Raises:
-            ConversionError: The model has no converted layer.
+            ConversionError: The model has no converted layer, or a schedule was given and projections are learnable.
         """
         return model.training and self._renew(model, completed_steps)
 
@@ -56,6 +56,11 @@ class FavorppCallback(TrainerCallback):
                     layer.absorb_(sum_over_processes)
                 renewed |= layer.recalibrate_(recalibrate.draw_index(completed_steps))
             if (redraw := self.schedule or layer.config.redraw) is not None:
+                if layer.config.learnable:
+                    raise ConversionError(
+                        f"the projections are learnable, and a redraw would undo what was learnt, but the callback "
+                        f"has the schedule {redraw}: use FavorppCallback() without one."
+                    )
                 due = redraw.draw_index(completed_steps)
                 if due != int(layer.draw_index):
                     layer.redraw_(due)

@@ -85,14 +85,15 @@ def statistics_of(kind, query, key, kernel, preconditioning):
     return moments if kind == "statistics" else precondition(moments, preconditioning)
 
 
-def run(backend, tensors, omega, log_weights=None, seed=1, **options):
+def run(backend, tensors, omega, log_weights=None, seed=1, omega_key=None, **options):
     """Attend, and go back with a random gradient at real queries.
 
     Returns:
         Output (0 at padded queries, where backends differ) and the gradients of every tensor, by name.
     """
     device = device_of(backend)
-    leaves = dict(zip(("query", "key", "value"), tensors, strict=True)) | {"omega": omega, "log_weights": log_weights}
+    leaves = dict(zip(("query", "key", "value"), tensors, strict=True))
+    leaves |= {"omega": omega, "omega_key": omega_key, "log_weights": log_weights}
     leaves = {name: t.detach().to(device, copy=True).requires_grad_() for name, t in leaves.items() if t is not None}
     options = {name: to(option, device) for name, option in options.items()}
     out = favorpp_attention(**leaves, backend=backend, **options)

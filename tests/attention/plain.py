@@ -9,8 +9,11 @@ from hf_favorpp.features.statistics import sequence_statistics
 F64 = torch.float64
 
 
-def plain_attention(query, key, value, omega, *, scaling, key_mask=None, query_mask=None, kernel, preconditioning):
+def plain_attention(
+    query, key, value, omega, *, scaling, key_mask=None, query_mask=None, kernel, preconditioning, omega_key=None
+):
     """Feature matrices and a division, over the real tokens only; padded queries get the same treatment."""
+    omega_key = omega if omega_key is None else omega_key.detach().to(F64)
     query, key, value, omega = (t.detach().to(F64) for t in (query, key, value, omega))
     batch, heads, num_queries, _ = query.shape
     groups = heads // key.shape[1]
@@ -20,13 +23,13 @@ def plain_attention(query, key, value, omega, *, scaling, key_mask=None, query_m
         real_q = torch.ones(num_queries, dtype=torch.bool) if query_mask is None else query_mask[b]
         for h in range(heads):
             q, k, v = query[b, h], key[b, h // groups, real_k], value[b, h // groups, real_k]
-            w = omega if omega.ndim == 2 else omega[h]
+            w, w_key = (t if t.ndim == 2 else t[h] for t in (omega, omega_key))
             if len(k):
-                out[b, h, real_q] = _one_head(q[real_q], k, v, w, scaling, kernel, preconditioning)
+                out[b, h, real_q] = _one_head(q[real_q], k, v, w, w_key, scaling, kernel, preconditioning)
     return out
 
 
-def _one_head(q, k, v, w, scaling, kernel, preconditioning):
+def _one_head(q, k, v, w, w_key, scaling, kernel, preconditioning):
     x, y = scaling**0.5 * q, scaling**0.5 * k
     weight = torch.ones(len(y), dtype=F64)
     if preconditioning == "center":
@@ -56,7 +59,7 @@ def _one_head(q, k, v, w, scaling, kernel, preconditioning):
             A = oprf_coefficient(pairs.sum(-1).mean(), x.shape[-1])
             if preconditioning in ("diagonal", "full"):
                 A = change.coefficient[0, 0]
-        phi_q, phi_k = positive(x, w, A), positive(y, w, A)
+        phi_q, phi_k = positive(x, w, A), positive(y, w_key, A)
     numerator = phi_q @ (phi_k.T @ (weight.unsqueeze(-1) * v))
     return numerator / (phi_q @ (phi_k.T @ weight)).unsqueeze(-1)
 

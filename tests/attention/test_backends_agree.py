@@ -86,6 +86,20 @@ def test_any_shape(backend, kernel, preconditioning, shape, num_features):
     compare(backend, tensors, omega, log_weights, kernel=kernel, preconditioning=preconditioning)
 
 
+@pytest.mark.parametrize(("window", "ends"), [(0, (0, 0)), (0, (2, 1)), (16, (1, 1))])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("kernel", "preconditioning"), list(itertools.product(("favor++", "favor+"), PRECONDITIONINGS))
+)
+def test_projections_of_the_keys(backend, kernel, preconditioning, mask, window, ends):
+    """As learnt ones are: other than those of the queries, with weights, and with a gradient each."""
+    tensors = tokens(queries=75, heads=4, kv_heads=2, value_dim=3)
+    omega = omega_for(tensors[0])
+    options = {"kernel": kernel, "preconditioning": preconditioning, "exact_window": window, "exact_ends": ends}
+    options |= {"omega_key": omega_for(tensors[0], seed=1), "key_mask": mask_of(mask, 3, 75)}
+    compare(backend, tensors, omega, log_weights_for(omega), **options)
+
+
 @pytest.mark.parametrize("preconditioning", ["none", "full"])
 @pytest.mark.parametrize("query_mask", MASKS)
 @pytest.mark.parametrize("key_mask", MASKS)

@@ -79,6 +79,27 @@ def test_equals_the_plain_form(kernel, preconditioning, shape, masked):
     assert ((out - expected) * real).abs().max() <= 1e-8 * expected.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "preconditioning"), [("favor++", "none"), ("favor++", "full"), ("favor+", "center")]
+)
+def test_keys_with_projections_of_their_own_equal_the_plain_form(kernel, preconditioning):
+    query, key, value = inputs()
+    omega, omega_key = omega_for(query), omega_for(query, seed=1)
+    options = {"scaling": 0.3, "kernel": kernel, "preconditioning": preconditioning, "omega_key": omega_key}
+    out = favorpp_attention(query, key, value, omega, **options)
+    torch.testing.assert_close(out, plain_attention(query, key, value, omega, **options), rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(out, favorpp_attention(query, key, value, omega, **{**options, "omega_key": omega}))
+
+
+def test_projections_of_the_keys_must_fit_and_need_positive_features():
+    query, key, value = inputs()
+    omega = omega_for(query)
+    with pytest.raises(InputError, match=r"omega_key must have a shape that fits omega, .* got \(2, 3\)"):
+        favorpp_attention(query, key, value, omega, omega_key=torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match="omega_key needs kernel='favor"):
+        favorpp_attention(query, key, value, omega, omega_key=omega, kernel="relu")
+
+
 @pytest.mark.parametrize(("kernel", "preconditioning"), [pair for pair in MAPS if pair[0] != "trig"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]

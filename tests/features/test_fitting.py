@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hf_favorpp.features.fitting import LAST_STEPS, PairSample, draw_proportionally, fit_quadrature
+from hf_favorpp.features.fitting import LAST_STEPS, draw_proportionally, fit_quadrature
 from hf_favorpp.features.gerf import quadrature
+from hf_favorpp.features.pairs import PairSample
 
 F64 = torch.float64
 HEADS, DIM = 2, 5

@@ -99,7 +99,7 @@ def test_the_transforms_fold_into_the_projections(kind):
     x, y = correlated()
     x_, y_, _, change = transformed(x, y, kind)
     nodes, _ = quadrature("favor++", torch.randn(3, 7, 6, dtype=F64), change.coefficient)
-    query_projection, key_projection = change.fold(nodes)
+    query_projection, key_projection = change.fold(nodes, nodes)
     x, y, _ = change.shift(x, y)
     assert torch.allclose(x @ query_projection.mT, x_ @ nodes.mT, atol=1e-9)
     assert torch.allclose(y @ key_projection.mT, y_ @ nodes.mT, atol=1e-9)
