@@ -12,6 +12,7 @@ from hf_favorpp.errors import FavorppError
 from hf_favorpp.registration import register
 from hf_favorpp.report import approximation_report
 from hf_favorpp.training.redraw import FavorppCallback
+from hf_favorpp.training.transfer import transfer_attention
 
 __version__ = "0.5.0"
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "convert_to_favorpp",
     "favorpp_attention",
     "revert_to_softmax",
+    "transfer_attention",
 ]
 
 register()

@@ -105,11 +105,11 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, world: dict[str, Any
     return progress
 
 
-def find_checkpoint(output_dir: Path, resume_from: str | os.PathLike[str] | None) -> Path | None:
+def find_checkpoint(output_dir: Path | None, resume_from: str | os.PathLike[str] | None) -> Path | None:
     """Resolve what a user gave as the place to resume from.
 
     Args:
-        output_dir: Folder of the run, searched for ``"latest"``.
+        output_dir: Folder of the run, searched for ``"latest"``; None for a run without checkpoints.
         resume_from: A checkpoint folder, ``"latest"``, or None.
 
     Returns:
@@ -119,6 +119,8 @@ def find_checkpoint(output_dir: Path, resume_from: str | os.PathLike[str] | None
         ConfigError: If a path was given that holds no checkpoint; or if nothing was asked for, but the folder holds
             checkpoints that "latest" would later confuse with those of the new run.
     """
+    if output_dir is None:
+        return None
     if resume_from is None:
         if list_checkpoints(output_dir):
             raise ConfigError(

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 Batch = Mapping[str, Tensor]
+FINISHED = "finished"
+"""Folder name of the checkpoint at the end."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,14 @@ def train(
     model: nn.Module,
     optimizer: Optimizer,
     train_loader: DataLoader[Any],
-    evaluate: Callable[[nn.Module], Mapping[str, float]],
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
     settings: LoopSettings,
     *,
     on_step_begin: Callable[[nn.Module, int], object] | None = None,
     on_step_end: Callable[[nn.Module, int], object] | None = None,
     compute_loss: Callable[[nn.Module, Batch], Tensor] = loss_of_output,
     count_tokens: Callable[[Batch], Tensor] = count_real_tokens,
+    details: Callable[[], Mapping[str, float]] | None = None,
 ) -> TrainingReport:
     """Train ``model`` and evaluate it after every epoch, or more often.
 
@@ -94,6 +97,7 @@ def train(
         optimizer: Over the model's parameters, unprepared.
         train_loader: Unprepared; yields mappings of tensors.
         evaluate: Called on every rank with the prepared model in eval mode and without gradients; returns the metrics.
+            None never evaluates.
         settings: The rest.
         on_step_begin: Called with the prepared model and the number of completed optimizer steps before each
             optimizer step, once per step whatever the accumulation. Feature redraws go here.
@@ -101,24 +105,26 @@ def train(
             before a checkpoint is written.
         compute_loss: Loss of a micro-batch.
         count_tokens: Tokens of a micro-batch, for the throughput.
+        details: What to show and track beside the loss of the last micro-batch.
 
     Returns:
         The report, equal on all ranks but for the memory.
     """
     run = _Run(accelerator, model, optimizer, train_loader, settings)
     run.evaluate, run.on_step_begin, run.on_step_end = evaluate, on_step_begin, on_step_end
-    run.compute_loss, run.count_tokens = compute_loss, count_tokens
+    run.compute_loss, run.count_tokens, run.details = compute_loss, count_tokens, details
     return run.finish()
 
 
 class _Run:
     """One call of :func:`train`."""
 
-    evaluate: Callable[[nn.Module], Mapping[str, float]]
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None
     on_step_begin: Callable[[nn.Module, int], object] | None
     on_step_end: Callable[[nn.Module, int], object] | None
     compute_loss: Callable[[nn.Module, Batch], Tensor]
     count_tokens: Callable[[Batch], Tensor]
+    details: Callable[[], Mapping[str, float]] | None
 
     def __init__(
         self,
@@ -167,9 +173,10 @@ class _Run:
         self.bar = tqdm(
             total=self.total_steps,
             initial=progress.completed_steps,
-            desc="training",
+            desc=self.settings.description,
             disable=not (self.settings.show_progress and self.accelerator.is_local_main_process),
         )
+        finished = progress.epoch == self.num_epochs
         while progress.epoch < self.num_epochs:
             self._train_epoch()
             self._end_epoch()
@@ -177,9 +184,11 @@ class _Run:
                 self._checkpoint(f"epoch_{progress.epoch}")
         self.bar.close()
         progress.wall_seconds = self._wall_seconds()
+        if self.settings.checkpoint_at_end and not finished:
+            self._checkpoint(FINISHED)
         skip = ("epoch", "completed_steps", "train_loss")
         return TrainingReport(
-            metrics={key: value for key, value in progress.history[-1].items() if key not in skip},
+            metrics={key: value for entry in progress.history[-1:] for key, value in entry.items() if key not in skip},
             history=progress.history,
             completed_steps=progress.completed_steps,
             tokens=progress.tokens,
@@ -236,9 +245,11 @@ class _Run:
         self.bar.update()
         if progress.completed_steps % self.settings.log_every == 0:
             values = {"loss": loss.item(), "learning_rate": max(self.scheduler.get_last_lr())}
+            values |= self.details() if self.details is not None else {}
             self.bar.set_postfix(values)
             self.accelerator.log(values, step=progress.completed_steps)
-        if self.settings.evaluate_every and progress.completed_steps % self.settings.evaluate_every == 0:
+        evaluate_every = None if self.evaluate is None else self.settings.evaluate_every
+        if evaluate_every and progress.completed_steps % evaluate_every == 0:
             self._settle()
             self._evaluate(progress.epoch + progress.batches_in_epoch / len(self.loader))
             self.model.train()
@@ -271,13 +282,15 @@ class _Run:
     def _end_epoch(self) -> None:
         """Evaluate, unless that was just done, and begin the next epoch."""
         progress = self.progress
-        if not progress.history or progress.history[-1]["completed_steps"] < progress.completed_steps:
+        done = bool(progress.history) and progress.history[-1]["completed_steps"] == progress.completed_steps
+        if self.evaluate is not None and not done:
             self._evaluate(progress.epoch + 1)
         progress.epoch, progress.batches_in_epoch = progress.epoch + 1, 0
 
     def _evaluate(self, epoch: float) -> None:
         """Evaluate, append to the history, and report."""
         progress = self.progress
+        assert self.evaluate is not None
         self.model.eval()
         with torch.no_grad():
             metrics = {name: float(value) for name, value in self.evaluate(self.model).items()}
@@ -297,6 +310,7 @@ class _Run:
     def _checkpoint(self, name: str) -> None:
         """Write a checkpoint of the present state."""
         self.progress.wall_seconds = self._wall_seconds()
+        assert self.settings.output_dir is not None
         save_checkpoint(
             self.accelerator, self.settings.output_dir, name, self.progress, self.settings.checkpoint_limit
         )

@@ -15,7 +15,7 @@ class LoopSettings:
     """Settings of one run of :func:`hf_favorpp.training.loop.train`.
 
     Attributes:
-        output_dir: Folder that receives the checkpoints.
+        output_dir: Folder that receives the checkpoints; None for none.
         num_epochs: Passes over the training data.
         max_steps: Optimizer steps to stop after, whatever ``num_epochs`` says; None for no limit.
         lr_scheduler_type: A name that ``transformers.get_scheduler`` knows and that needs no metric.
@@ -25,14 +25,16 @@ class LoopSettings:
         evaluate_every: Optimizer steps between evaluations, beside the one after each epoch; None for no more.
         checkpoint_every: Optimizer steps between checkpoints, "epoch", or None for no checkpoints.
         checkpoint_limit: Checkpoints to keep, the newest; None keeps all.
+        checkpoint_at_end: Whether a finished run writes one more, so that resuming it changes nothing.
         resume_from: Checkpoint folder, "latest", or None.
         seed: Of the dropout masks. The order of the data has its own seed in Accelerate's data loader configuration.
         log_every: Optimizer steps between updates of the progress bar and the trackers.
+        description: What the progress bar is called.
         show_progress: Whether the main process draws a progress bar.
         identity: JSON-able settings of the program that a resumed run must share with the interrupted one.
     """
 
-    output_dir: Path
+    output_dir: Path | None
     num_epochs: int = 3
     max_steps: int | None = None
     lr_scheduler_type: str = "linear"
@@ -42,9 +44,11 @@ class LoopSettings:
     evaluate_every: int | None = None
     checkpoint_every: int | str | None = None
     checkpoint_limit: int | None = None
+    checkpoint_at_end: bool = False
     resume_from: str | None = None
     seed: int = 0
     log_every: int = 10
+    description: str = "training"
     show_progress: bool = True
     identity: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,6 +69,8 @@ class LoopSettings:
         for name, value in at_least_one.items():
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
+        if self.output_dir is None and (self.checkpoint_every or self.checkpoint_at_end or self.resume_from):
+            raise ConfigError("checkpoints need an output_dir, got None.")
         if self.warmup_steps < 0 or not 0 <= self.warmup_ratio < 1:
             raise ConfigError(
                 f"warm-up must be at least 0 steps or a ratio in [0, 1), got warmup_steps={self.warmup_steps}, "
