@@ -21,7 +21,8 @@ from glue_data import TASKS, GlueDataError, load_tokenized
 from glue_model import build_model, resolve_model
 from length_grouping import LengthGroupedSampler
 from movie_reviews import MovieReviewsError
-from torch import nn
+from stages import Stages
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSequenceClassification,
@@ -39,10 +40,12 @@ from uptraining import (
     make_accelerator,
     run_with_twin,
     set_threads,
+    with_teacher,
 )
 from uptraining_report import print_table
 
 from hf_favorpp import FavorppCallback, FavorppError, calibrate
+from hf_favorpp.training.distillation import without_labels
 from hf_favorpp.training.loop import train
 from hf_favorpp.training.parameter_groups import parameter_groups
 from hf_favorpp.training.results import reset_peak_memory
@@ -68,7 +71,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parse_arguments(GlueArguments, argv)
     processes = Accelerator()  # starts them as ``accelerate launch`` or ``torchrun`` says; a PartialState would not
     set_threads(args.num_threads, processes)
-    source = resolve_model(args.model_name_or_path)
+    source = resolve_model(args.teacher or args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code)
     with processes.main_process_first():  # the others find what it downloaded
         data = load_tokenized(args, tokenizer)
@@ -102,10 +105,11 @@ def run(
         The results.
     """
     reset_peak_memory()
+    args, teacher, twin = with_teacher(args, output_dir, twin)
     accelerator = make_accelerator(args, output_dir, "glue")
     repository = Repository.wanted(args, accelerator, output_dir)
     accelerator.print(f"\n{args.task_name}, {args.attention} attention, in {output_dir}")
-    model = build_model(args, source)
+    model = build_model(args, teacher or source)
     collator = DataCollatorWithPadding(
         tokenizer,
         padding="max_length" if args.pad_to_max_length else True,
@@ -125,19 +129,27 @@ def run(
         rows = data["train"].shuffle(seed=args.seed)
         rows = rows.select(range(min(args.calibration_samples, len(rows))))
         calibrate(model.to(accelerator.device), DataLoader(rows, size, collate_fn=collator))
+    score = make_evaluate(args.task_name, accelerator, [accelerator.prepare(loader) for loader in eval_loaders])
+    teaches = teacher is not None and (args.distil_steps or args.kd_weight)
+    softmax = build_model(args.as_twin(), str(teacher)) if teaches else None
+    stages = Stages(args, output_dir, accelerator, softmax)
+    stages.run(model.to(accelerator.device), train_loader, score)
     renewal = None if args.attention == "softmax" else FavorppCallback()
-    groups = parameter_groups(model, args.learning_rate, args.weight_decay)
+    groups = parameter_groups(
+        model, args.learning_rate, args.weight_decay, feature_learning_rate=args.feature_learning_rate
+    )
     report = train(
         accelerator,
         model,
         torch.optim.AdamW(groups, lr=args.learning_rate, fused=True),
         train_loader,
-        make_evaluate(args.task_name, accelerator, [accelerator.prepare(loader) for loader in eval_loaders]),
+        score,
         loop_settings(args, output_dir),
         on_step_begin=renewal and renewal.step,
         on_step_end=renewal and renewal.end_step,
+        compute_loss=stages.loss(loss_and_logits),
     )
-    results = describe_results(args, args.task_name, model, report, "tokens", RECORDED_PACKAGES)
+    results = describe_results(args, args.task_name, model, report, "tokens", RECORDED_PACKAGES) | stages.report
     results = beside_twin(results, twin, MEASUREMENTS)
     finish(
         accelerator,
@@ -150,6 +162,12 @@ def run(
         repository=repository,
     )
     return results
+
+
+def loss_and_logits(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the loss by the labels, the logits, and the inputs that they were made of."""
+    output = model(**batch)
+    return output.loss, output.logits, without_labels(batch)
 
 
 def make_evaluate(

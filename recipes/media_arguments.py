@@ -16,9 +16,9 @@ class MediaArguments(UptrainingArguments):
 
     LEAST: ClassVar = {
         **UptrainingArguments.LEAST,
-        **dict.fromkeys(("shuffle_buffer", "uptrain_epochs"), (1, "at least")),
+        "shuffle_buffer": (1, "at least"),
         "num_workers": (0, "at least"),
-        **dict.fromkeys(("train_val_split", "uptrain_learning_rate"), (0, "above")),
+        "train_val_split": (0, "above"),
     }
     FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "strict")
     NAMES: ClassVar[tuple[str, ...]] = ("dataset_name", "model_name_or_path", "model_type")
@@ -39,11 +39,6 @@ class MediaArguments(UptrainingArguments):
     config_overrides: str | None = flag(
         "Of the model: a=1,b=2 or, as a YAML file may write it too, {a: 1, b: [2, 3]}."
     )
-    # attention
-    uptrain: bool = flag("With twin: convert the trained twin and train it on, not both from one start.", False)
-    uptrain_epochs: int | None = flag("Passes of that second training; None is num_train_epochs.")
-    uptrain_learning_rate: float | None = flag("Of that second training; None is learning_rate.")
-    evaluate_first: bool = flag("Evaluate before training too: what the conversion alone costs.", False)
 
     def __post_init__(self) -> None:
         """Refuse what would be ignored or cannot be run.
@@ -58,28 +53,11 @@ class MediaArguments(UptrainingArguments):
             raise ValueError(f"--train_val_split is a share and must be below 1, got {self.train_val_split}.")
         if (self.model_name_or_path is None) == (self.model_type is None):
             raise ValueError("give either --model_name_or_path or --model_type.")
-        if self.uptrain and not self.twin:
-            raise ValueError("--uptrain continues the softmax twin: add --twin.")
-        if not self.uptrain and (self.uptrain_epochs or self.uptrain_learning_rate):
-            raise ValueError("--uptrain_epochs and --uptrain_learning_rate need --uptrain.")
 
-    def as_twin(self, **changes: Any) -> Self:
-        """Return the arguments of the softmax twin."""
-        if self.uptrain:
-            changes |= dict.fromkeys(("uptrain", "evaluate_first"), False)
-            changes |= dict.fromkeys(("uptrain_epochs", "uptrain_learning_rate"))
-        return super().as_twin(**changes)
-
-    def continuing(self, twin_dir: Path) -> Self:
-        """Return the arguments of the training that starts from the finished softmax twin in a folder."""
-        return replace(
-            self,
-            model_name_or_path=str(twin_dir),
-            model_type=None,
-            config_overrides=None,
-            num_train_epochs=self.uptrain_epochs or self.num_train_epochs,
-            learning_rate=self.uptrain_learning_rate or self.learning_rate,
-        )
+    def continuing(self, teacher: Path | str) -> Self:
+        """Return the arguments of the training that starts from a finished softmax model."""
+        own = replace(self, model_name_or_path=str(teacher), model_type=None, config_overrides=None)
+        return super(MediaArguments, own).continuing(teacher)
 
     def identity(self) -> dict[str, Any]:
         """Return the arguments that a run and its continuation must share."""

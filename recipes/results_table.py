@@ -106,7 +106,12 @@ def collect(results: list[dict[str, Any]], summary: str = "mean") -> pd.DataFram
 def place(name: str) -> tuple[bool, bool, str, int]:
     """Return the sort key of a row: softmax, FAVOR+, FAVOR++, others, by features; controls come last."""
     kind = name.partition(", M = ")[0]
-    return name != SOFTMAX, name.endswith(("alone", "values")), kind.replace("++", "~"), features_of(name)
+    return (
+        not name.startswith(SOFTMAX),
+        "alone" in name or name.endswith("values"),
+        kind.replace("++", "~"),
+        features_of(name),
+    )
 
 
 def draw(scores: pd.DataFrame, path: Path) -> None:

@@ -180,6 +180,29 @@ def override(config: PreTrainedConfig, overrides: str | None) -> None:
         setattr(config, name, value)
 
 
+def with_teacher(
+    args: Arguments, output_dir: Path, twin: dict[str, Any] | None
+) -> tuple[Arguments, str | None, dict[str, Any] | None]:
+    """Find the softmax model that a run begins as, and learns from.
+
+    Args:
+        args: Of the run.
+        output_dir: Of the run.
+        twin: Results of the softmax twin.
+
+    Returns:
+        The arguments of the training that starts from it, its folder or Hub id, and its results where it has any;
+        the arguments as they are, None and the results of the twin where the run starts from something else.
+    """
+    teacher = str(output_dir / TWIN_FOLDER) if args.uptrain and twin is not None else args.teacher
+    if teacher is None:
+        return args, None, twin
+    path = Path(teacher, RESULTS_FILE)
+    if twin is None and path.is_file():
+        twin = json.loads(path.read_text(encoding="utf-8"))
+    return args.continuing(teacher), teacher, twin
+
+
 def loop_settings(args: UptrainingArguments, output_dir: Path) -> LoopSettings:
     """Return what the training loop wants to know."""
     return LoopSettings(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from command_line import flag
 
+TransferLoss = Literal["output", "weights"]
 Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic", "uniform", "none"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 # The names are kept out of FavorppConfig where they are None, so that the library's defaults hold.
 FEATURE_ARGUMENTS = (
     *("num_features", "preconditioning", "projection", "statistics", "candidates", "exact_window", "exact_ends"),
-    *("layers", "redraw_every", "redraw_until", "recalibrate_every", "recalibrate_until"),
+    *("layers", "redraw_every", "redraw_until", "recalibrate_every", "recalibrate_until", "learnable"),
 )
+STAGES = ("transfer_steps", "distil_steps", "kd_weight")
+LEARNABLE_ATTENTIONS = ("favor++", "favor+")
 
 
 @dataclass
@@ -24,15 +28,20 @@ class UptrainingArguments:
     LEAST: ClassVar[Mapping[str, tuple[float, str]]] = {
         **dict.fromkeys(("num_threads", "max_train_samples", "max_eval_samples", "eval_steps"), (1, "at least")),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, "at least")),
-        **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs", "max_train_steps"), (1, "at least")),
+        **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs"), (1, "at least")),
+        "max_train_steps": (0, "at least"),
         **dict.fromkeys(("checkpoint_limit", "calibration_samples"), (1, "at least")),
         **dict.fromkeys(("seed", "num_warmup_steps", "warmup_ratio", "weight_decay"), (0, "at least")),
-        **dict.fromkeys(("learning_rate", "max_grad_norm"), (0, "above")),
+        **dict.fromkeys(("transfer_steps", "distil_steps", "kd_weight"), (0, "at least")),
+        **dict.fromkeys(("learning_rate", "max_grad_norm", "kd_temperature"), (0, "above")),
+        **dict.fromkeys(("transfer_learning_rate", "distil_learning_rate", "uptrain_learning_rate"), (0, "above")),
+        "feature_learning_rate": (0, "above"),
+        "uptrain_epochs": (1, "at least"),
     }
     """The least value of an argument, and whether it may be that."""
     FREE_ON_RESUME: ClassVar[tuple[str, ...]] = (
         *("config", "output_dir", "checkpointing_steps", "checkpoint_limit", "resume_from_checkpoint", "num_threads"),
-        *("with_tracking", "report_to", "push_to_hub", "hub_model_id", "twin", "model_name_or_path"),
+        *("with_tracking", "report_to", "push_to_hub", "hub_model_id", "twin", "model_name_or_path", "teacher"),
     )
     """Where things lie and how they are shown; everything else must be the same when a run is resumed."""
 
@@ -66,14 +75,36 @@ class UptrainingArguments:
     redraw_until: int | None = flag("Optimizer step of the last redraw.")
     recalibrate_every: int | None = flag("Optimizer steps between new calibrations; None keeps the first.")
     recalibrate_until: int | None = flag("Optimizer step of the last recalibration.")
+    learnable: str | None = flag(
+        "`projections` are parameters of the model; None is that with transfer_steps, else they are fixed."
+    )
     twin: bool = flag("First train a softmax twin in OUTPUT_DIR/softmax with the same hyper-parameters.", False)
+    uptrain: bool = flag("With twin: convert the trained twin and train it on, not both from one start.", False)
+    uptrain_epochs: int | None = flag("Passes of that second training; None is num_train_epochs.")
+    uptrain_learning_rate: float | None = flag("Of that second training; None is learning_rate.")
+    evaluate_first: bool = flag("Evaluate before training too, after the conversion and after each stage.", False)
+    # stages before the task
+    teacher: str | None = flag(
+        "Folder or Hub id of a softmax model of the task, which the converted one begins as and learns from; "
+        "with twin and uptrain that is the twin."
+    )
+    transfer_steps: int = flag("Optimizer steps in which each layer's features learn from its softmax attention.", 0)
+    transfer_loss: TransferLoss = field(
+        default="output", metadata={"help": "What they learn: the outputs of attention, or its weights."}
+    )
+    transfer_learning_rate: float = flag("Of those steps.", 0.1)
+    distil_steps: int = flag("Optimizer steps towards the teacher's hidden states and logits, without labels.", 0)
+    distil_learning_rate: float | None = flag("Of those steps; None is learning_rate.")
+    kd_weight: float = flag("Share of the teacher's logits in the loss of the task; labels have the rest.", 0.0)
+    kd_temperature: float = flag("At which logits are compared.", 2.0)
     # optimisation
     per_device_train_batch_size: int = flag("Rows per process and micro-batch.", 8)
     per_device_eval_batch_size: int = flag("Rows per process.", 8)
     learning_rate: float = flag("Of AdamW, after warm-up.", 5e-5)
-    weight_decay: float = flag("Of AdamW; not on biases and norms.", 0.0)
+    feature_learning_rate: float = flag("Of learnable projections, in distillation and in the task.", 0.01)
+    weight_decay: float = flag("Of AdamW; not on biases, norms and projections.", 0.0)
     num_train_epochs: int = flag("Passes over the training data.", 3)
-    max_train_steps: int | None = flag("Optimizer steps; overrides num_train_epochs.")
+    max_train_steps: int | None = flag("Optimizer steps; overrides num_train_epochs. 0 evaluates alone.")
     gradient_accumulation_steps: int = flag("Micro-batches per optimizer step.", 1)
     lr_scheduler_type: Scheduler = field(default="linear", metadata={"help": "Of the learning rate."})
     num_warmup_steps: int = flag("Optimizer steps of warm-up.", 0)
@@ -121,6 +152,7 @@ class UptrainingArguments:
             raise ValueError("--report_to needs --with_tracking.")
         if self.checkpoint_limit is not None and self.checkpointing_steps is None:
             raise ValueError("--checkpoint_limit needs --checkpointing_steps.")
+        self._check_stages()
         if self.num_warmup_steps and self.warmup_ratio:
             raise ValueError("give --num_warmup_steps or --warmup_ratio, not both.")
         self.checkpoint_interval()
@@ -138,10 +170,45 @@ class UptrainingArguments:
             raise ValueError(f"--checkpointing_steps must be a number of at least 1 or `epoch`, got {steps!r}.")
         return int(steps)
 
+    def _check_stages(self) -> None:
+        """Refuse stages without a teacher, or with nothing to learn; fill in what a transfer needs."""
+        if self.uptrain and not self.twin:
+            raise ValueError("--uptrain continues the softmax twin: add --twin.")
+        if not self.uptrain and (self.uptrain_epochs or self.uptrain_learning_rate):
+            raise ValueError("--uptrain_epochs and --uptrain_learning_rate need --uptrain.")
+        if self.teacher is not None and self.twin:
+            raise ValueError("--teacher and --twin are two softmax models: give one of them.")
+        if self.kd_weight > 1:
+            raise ValueError(f"--kd_weight is a share and must be at most 1, got {self.kd_weight}.")
+        for name in ("distil_steps", "kd_weight"):
+            if getattr(self, name) and self.teacher is None and not self.uptrain:
+                raise ValueError(f"--{name} needs a teacher: give --teacher, or --twin and --uptrain.")
+        if not self.transfer_steps:
+            return
+        if self.attention not in LEARNABLE_ATTENTIONS:
+            raise ValueError(
+                f"--transfer_steps learns features: choose --attention {' or '.join(LEARNABLE_ATTENTIONS)}, got "
+                f"{self.attention}."
+            )
+        self.learnable = self.learnable or "projections"
+        self.statistics = self.statistics or "calibrated"
+
     def as_twin(self, **changes: Any) -> Self:
-        """Return the arguments of the softmax twin."""
+        """Return the arguments of the softmax twin, which has no stages and does not go on."""
         at_home = {"push_to_hub": False, "hub_model_id": None, "hub_token": None}
-        return replace(self, attention="softmax", twin=False, **at_home, **changes)
+        alone: dict[str, Any] = {**dict.fromkeys(STAGES, 0), "distil_learning_rate": None}
+        if self.uptrain:
+            alone |= {"uptrain": False, "evaluate_first": False, "uptrain_epochs": None, "uptrain_learning_rate": None}
+        return replace(self, attention="softmax", twin=False, **at_home, **alone, **changes)
+
+    def continuing(self, teacher: Path | str) -> Self:
+        """Return the arguments of the training that starts from a finished softmax model."""
+        return replace(
+            self,
+            model_name_or_path=str(teacher),
+            num_train_epochs=self.uptrain_epochs or self.num_train_epochs,
+            learning_rate=self.uptrain_learning_rate or self.learning_rate,
+        )
 
     def as_recorded(self) -> dict[str, Any]:
         """Return the arguments for results.json and trackers, without the token."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from hf_favorpp import FavorppConfig
 
 SOFTMAX = "softmax"
+STAGE_NAMES = {"transfer": "transferred", "distil": "distilled"}
 PRECONDITIONING_NAMES = {"none": "as published", "center": "centred", "diagonal": "diagonal", "full": "full"}
 
 
@@ -33,11 +34,27 @@ def print_table(results: dict[str, Any], measurements: Mapping[str, str]) -> Non
     for metric, value in results.get("initial_metrics", {}).items():
         before = [] if twin is None else [""]
         table.add_row(f"{metric.replace('_', ' ')} x 100, before training", *before, f"{100 * value:.2f}")
+    for stage, done in STAGE_NAMES.items():
+        for metric, value in result_of(results, stage).items():
+            before = [] if twin is None else [""]
+            table.add_row(f"{metric.replace('_', ' ')} x 100, {done}", *before, f"{100 * value:.2f}")
     for key, label in measurements.items():
         if key in results:
             before = [] if twin is None else [f"{twin[key]:,.0f}" if key in twin else ""]
             table.add_row(label, *before, f"{results[key]:,.0f}")
     Console().print(table)
+
+
+def result_of(results: dict[str, Any], stage: str) -> dict[str, float]:
+    """Return the metrics after a stage, where it was evaluated."""
+    metrics: dict[str, float] = results.get(stage, {}).get("metrics", {})
+    return metrics
+
+
+def stages_name(result: dict[str, Any]) -> str:
+    """Return what came before the task and beside its labels, as a part of :func:`attention_name`."""
+    name = "".join(f", {done}" for stage, done in STAGE_NAMES.items() if stage in result)
+    return name + (", taught" if result.get("arguments", {}).get("kd_weight") else "")
 
 
 def attention_name(result: dict[str, Any]) -> str:
@@ -51,12 +68,12 @@ def attention_name(result: dict[str, Any]) -> str:
     """
     options = result.get("favorpp")
     if options is None:
-        return SOFTMAX
+        return SOFTMAX if result.get("arguments", {}).get("teacher") is None else f"{SOFTMAX}, trained on"
     config = FavorppConfig.from_dict(options)
     window = config.exact_window
     near = f"{window[0]} x {window[1]} tiles" if isinstance(window, tuple) else f"window of {window}"
     if config.kernel == "none":
-        return f"{near} alone"
+        return f"{near} alone{stages_name(result)}"
     if config.kernel == "uniform":
         return "mean of the values"
     name = config.kernel.replace("favor", "FAVOR")
@@ -64,8 +81,11 @@ def attention_name(result: dict[str, Any]) -> str:
         name += f", {PRECONDITIONING_NAMES[str(config.preconditioning)]}"
     if config.statistics == "calibrated":
         name += ", calibrated"
+    if config.learnable:
+        name += ", learnable"
     if window:
         name += f", {near}"
+    name += stages_name(result)
     if config.redraw is not None:
         name += f", redrawn every {config.redraw.every}"
     return f"{name}, M = {config.num_features}"

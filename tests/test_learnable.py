@@ -165,6 +165,16 @@ def test_they_do_not_decay_in_the_recipes():
     assert id(model.encoder.layer[0].attention.self.query.weight) in decaying
 
 
+def test_they_have_a_learning_rate_of_their_own_in_the_recipes():
+    model = converted()
+    features = {id(parameter) for _, parameter in feature_parameters(model)}
+    for decay in (None, 0.5):
+        groups = parameter_groups(model, 1e-3, 0.1, feature_learning_rate=0.02, layer_decay=decay)
+        rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+        assert {rates[one] for one in features} == {0.02}
+        assert max(rate for one, rate in rates.items() if one not in features) <= 1e-3
+
+
 def test_they_do_not_decay_in_a_trainer(tmp_path):
     model = convert_to_favorpp(tiny_model("bert", AutoModelForSequenceClassification), LEARNABLE_CONFIG)
     before = {name: parameter.clone() for name, parameter in feature_parameters(model)}

@@ -140,7 +140,8 @@ class _Run:
         self.model, self.optimizer, self.loader = accelerator.prepare(model, optimizer, train_loader)
         batches = len(self.loader)
         steps_per_epoch = math.ceil(batches / accelerator.gradient_accumulation_steps)
-        self.total_steps = settings.max_steps or settings.num_epochs * steps_per_epoch
+        epochs_steps = settings.num_epochs * steps_per_epoch
+        self.total_steps = epochs_steps if settings.max_steps is None else settings.max_steps
         self.num_epochs = math.ceil(self.total_steps / steps_per_epoch)
         # Not prepared: Accelerate would step it once per process. Here it advances once per optimizer step.
         self.scheduler = get_scheduler(
@@ -182,6 +183,8 @@ class _Run:
             self._end_epoch()
             if self.settings.checkpoint_every == "epoch":
                 self._checkpoint(f"epoch_{progress.epoch}")
+        if self.total_steps == 0 and self.evaluate is not None:
+            self._evaluate(0)
         self.bar.close()
         progress.wall_seconds = self._wall_seconds()
         if self.settings.checkpoint_at_end and not finished:

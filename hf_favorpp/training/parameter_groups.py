@@ -15,6 +15,7 @@ def parameter_groups(
     learning_rate: float,
     weight_decay: float,
     *,
+    feature_learning_rate: float | None = None,
     layer_decay: float | None = None,
     no_decay: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
@@ -24,6 +25,8 @@ def parameter_groups(
         model: Frozen parameters are left out.
         learning_rate: Of the head, and of everything without ``layer_decay``.
         weight_decay: Of matrices and kernels.
+        feature_learning_rate: Of learnable projections, whatever ``layer_decay`` says: they live where queries and
+            keys have about unit scale, and take far higher rates than weights. None is that of other parameters.
         layer_decay: Factor between the learning rates of neighbouring layers, in (0, 1]: with L layers the embeddings
             learn with ``layer_decay**(L + 1)``, layer i with ``layer_decay**(L - i)`` and the head with 1 times the
             learning rate. None is one rate for all.
@@ -38,12 +41,15 @@ def parameter_groups(
     depths = {} if layer_decay is None else parameter_depths(model)
     top = max(depths.values(), default=0)
     features = {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
-    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and name.rpartition(".")[2] not in no_decay and id(parameter) not in features
+            is_feature = id(parameter) in features
+            decays = parameter.ndim > 1 and name.rpartition(".")[2] not in no_decay and not is_feature
             depth = depths.get(name, 0)
             rate = learning_rate * (layer_decay or 1.0) ** (top - depth)
+            if is_feature and feature_learning_rate is not None:
+                rate = feature_learning_rate
             options = {"params": [], "lr": rate, "weight_decay": weight_decay if decays else 0.0}
-            groups.setdefault((depth, not decays), options)["params"].append(parameter)
+            groups.setdefault((depth, not decays, is_feature), options)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]

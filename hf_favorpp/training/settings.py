@@ -17,7 +17,7 @@ class LoopSettings:
     Attributes:
         output_dir: Folder that receives the checkpoints; None for none.
         num_epochs: Passes over the training data.
-        max_steps: Optimizer steps to stop after, whatever ``num_epochs`` says; None for no limit.
+        max_steps: Optimizer steps to stop after, whatever ``num_epochs`` says; 0 evaluates alone, None is no limit.
         lr_scheduler_type: A name that ``transformers.get_scheduler`` knows and that needs no metric.
         warmup_steps: Optimizer steps of linear warm-up.
         warmup_ratio: The same as a share of all steps; used where ``warmup_steps`` is 0.
@@ -60,7 +60,7 @@ class LoopSettings:
         """
         at_least_one: dict[str, Any] = {
             "num_epochs": self.num_epochs,
-            "max_steps": self.max_steps,
+            "max_steps": self.max_steps or None,
             "checkpoint_limit": self.checkpoint_limit,
             "log_every": self.log_every,
             "evaluate_every": self.evaluate_every,
@@ -71,6 +71,8 @@ class LoopSettings:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
         if self.output_dir is None and (self.checkpoint_every or self.checkpoint_at_end or self.resume_from):
             raise ConfigError("checkpoints need an output_dir, got None.")
+        if self.max_steps is not None and self.max_steps < 0:
+            raise ConfigError(f"max_steps must be at least 0, got {self.max_steps}.")
         if self.warmup_steps < 0 or not 0 <= self.warmup_ratio < 1:
             raise ConfigError(
                 f"warm-up must be at least 0 steps or a ratio in [0, 1), got warmup_steps={self.warmup_steps}, "

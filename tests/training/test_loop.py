@@ -19,6 +19,10 @@ from hf_favorpp.training.settings import LoopSettings
 ROWS = [{"x": torch.tensor([float(i), 1.0]), "attention_mask": torch.tensor(1 + i % 3)} for i in range(10)]
 
 
+def weight(model):
+    return {"weight": sum(p.sum().item() for p in model.parameters())}
+
+
 def run(folder, *, accumulation=1, batch=2, on_step_begin=None, loss=None, evaluate=None, dropout=0.0, **settings):
     """Train on 10 rows: 5 batches of 2 an epoch."""
     torch.manual_seed(0)
@@ -31,7 +35,7 @@ def run(folder, *, accumulation=1, batch=2, on_step_begin=None, loss=None, evalu
         model,
         optimizer,
         DataLoader(ROWS, batch, shuffle=True),
-        evaluate or (lambda model: {"weight": sum(p.sum().item() for p in model.parameters())}),
+        None if evaluate is False else evaluate or weight,
         LoopSettings(output_dir=folder, show_progress=False, **settings),
         on_step_begin=on_step_begin,
         compute_loss=loss or (lambda model, batch: model(batch["x"] / 10).square().mean()),
@@ -69,6 +73,26 @@ def test_max_steps_wins_over_epochs_and_ends_with_an_evaluation(tmp_path):
     assert report.completed_steps == 7
     assert [(entry["epoch"], entry["completed_steps"]) for entry in report.history] == [(1, 5), (2, 7)]
     assert report.metrics == {"weight": report.history[-1]["weight"]}
+
+
+def test_no_steps_evaluate_alone(tmp_path):
+    report, _ = run(tmp_path, max_steps=0)
+    torch.manual_seed(0)
+    start = sum(p.sum().item() for p in nn.Linear(2, 1).parameters())
+    assert (report.completed_steps, report.metrics) == (0, {"weight": start})
+
+
+def test_a_run_without_evaluation_has_a_checkpoint_at_its_end_where_that_is_asked_for(tmp_path):
+    options = {"max_steps": 7, "evaluate": False, "checkpoint_at_end": True, "checkpoint_every": 3}
+    report, _ = run(tmp_path, **options)
+    assert (report.metrics, report.history, report.completed_steps) == ({}, [], 7)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_3", "step_6", "finished"]
+    written = (tmp_path / "finished" / "progress.json").stat().st_mtime_ns
+    again, _ = run(tmp_path, **options, resume_from="latest")
+    assert again.completed_steps == 7
+    assert (tmp_path / "finished" / "progress.json").stat().st_mtime_ns == written
+    with pytest.raises(ConfigError, match="checkpoints need an output_dir, got None"):
+        run(None, checkpoint_at_end=True)
 
 
 def test_evaluations_between_epochs_change_nothing_but_the_history(tmp_path):
@@ -164,7 +188,7 @@ def test_what_would_not_continue_the_run_is_refused(tmp_path):
     ("name", "value"),
     [
         ("num_epochs", 0),
-        ("max_steps", 0),
+        ("max_steps", -1),
         ("checkpoint_every", "often"),
         ("checkpoint_every", 0),
         ("checkpoint_limit", 0),
