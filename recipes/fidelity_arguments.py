@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from command_line import flag
-from fidelity_methods import METHODS, WINDOW, configuration, plan_runs
+from fidelity_methods import LEARNT, METHODS, WINDOW, configuration, plan_runs
 
 Task = Literal["sts", "text", "far", "image", "probe", "audio"]
 DataType = Literal["float32", "bfloat16", "float16"]
@@ -18,7 +18,8 @@ SHORTEST_FAR = 64
 LEAST = {
     **dict.fromkeys(("max_length", "max_samples", "calibration_samples", "batch_size", "seeds", "num_threads"), 1),
     **dict.fromkeys(("num_features", "image_size", "training_samples"), 1),
-    **dict.fromkeys(("exact_window", "exact_ends"), 0),
+    **dict.fromkeys(("exact_window", "exact_ends", "align_steps"), 0),
+    **dict.fromkeys(("transfer_steps", "transfer_batch_size"), 1),
 }
 # Which runs there are, and how they are shown. Everything else must be the same when runs are added to a file.
 FREE_ON_RESUME = (
@@ -89,6 +90,13 @@ class FidelityArguments:
         default_factory=lambda: [0, 0],
         metadata={"help": f"For {WINDOW}: how many first and last tokens every query sees exactly."},
     )
+    # attention transfer
+    transfer_steps: int | None = flag("For learnt methods: optimizer steps of each layer by itself.")
+    align_steps: int = flag("For learnt methods: further optimizer steps of all layers together.", 0)
+    transfer_loss: Literal["output", "weights"] = field(
+        default="output", metadata={"help": "What learnt methods learn: the outputs of attention, or its weights."}
+    )
+    transfer_batch_size: int = flag("Rows of an optimizer step, of those to calibrate on.", 2)
     # output
     output_json: str | None = flag(
         "File of results; runs that it holds are not repeated. None: outputs/fidelity/TASK.json"
@@ -115,6 +123,11 @@ class FidelityArguments:
                 f"--exact_window must be a number of tokens, or for images rows and columns, got {self.exact_window}."
             )
         self._require_window_is_used()
+        learnt = [name for name in self.methods if name.startswith(LEARNT)]
+        if bool(learnt) != bool(self.transfer_steps or self.align_steps):
+            raise ValueError(
+                f"methods that are learnt, {learnt}, and --transfer_steps or --align_steps need each other."
+            )
         self._require_task_takes()
         for run in plan_runs(self.methods, self.num_features, 1):
             configuration(run, self.window(), self.ends())  # a method that does not exist, or cannot have a window

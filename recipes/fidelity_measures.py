@@ -53,12 +53,15 @@ def attention_error(model: PreTrainedModel, inputs: Inputs) -> float:
 
     Args:
         model: A converted model.
-        inputs: Of the task, without padding.
+        inputs: Of the task.
 
     Returns:
-        The mean over converted layers and batches.
+        The mean over converted layers and batches, over real tokens.
     """
-    reports = [approximation_report(model, batch) for batch in inputs.evaluation]
+    reports = [
+        approximation_report(model, {name: tensor for name, tensor in batch.items() if name != POOL})
+        for batch in inputs.evaluation
+    ]
     return fmean(error for report in reports for error in report.layer_errors)
 
 

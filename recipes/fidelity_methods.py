@@ -16,6 +16,7 @@ WINDOW = "+window"
 UNIFORM, WINDOW_ONLY = "uniform", "window-only"
 CONTROLS = (UNIFORM, WINDOW_ONLY, WINDOW_ONLY + WINDOW)
 CALIBRATED = "calibrated-"
+LEARNT = "learnt-"
 PRECONDITIONINGS = ("none", "center", "diagonal", "full")
 METHODS: dict[str, dict[str, Any]] = {
     "favor+": {"kernel": "favor+"},
@@ -24,12 +25,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "full-antithetic": {"preconditioning": "full", "projection": "antithetic"},
     **{f"{CALIBRATED}{name}-random": {"preconditioning": name} for name in PRECONDITIONINGS},
     **{f"{CALIBRATED}{name}": {"preconditioning": name, "candidates": None} for name in PRECONDITIONINGS},
+    f"{LEARNT}favor+": {"kernel": "favor+", "learnable": "projections"},
+    **{
+        f"{LEARNT}{name}": {"preconditioning": name, "candidates": None, "learnable": "projections"}
+        for name in PRECONDITIONINGS
+    },
     "relu": {"kernel": "relu"},
     "elu": {"kernel": "elu"},
     "trig": {"kernel": "trig"},
 }
 """What sets a method apart from FAVOR++ as published. The calibrated ones freeze their statistics, and unless they are
-called random, choose their projections by the calibration too."""
+called random, choose their projections by the calibration too. Learnt ones begin as the calibrated ones, FAVOR+ as
+drawn, and learn from softmax attention on the rows that the others calibrate on."""
 WITHOUT_DRAWS = ("elu",)
 """Methods that have neither a number of features nor a seed."""
 
@@ -60,7 +67,12 @@ class Run:
     @property
     def calibrated(self) -> bool:
         """Whether it needs calibration data."""
-        return self.method.startswith(CALIBRATED)
+        return self.method.startswith((CALIBRATED, LEARNT)) and "favor+" not in self.method
+
+    @property
+    def learnt(self) -> bool:
+        """Whether its projections are learnt."""
+        return self.method.startswith(LEARNT)
 
 
 def plan_runs(methods: Iterable[str], num_features: Sequence[int], seeds: int) -> list[Run]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fidelity_methods import CALIBRATED, CONTROLS, WINDOW
+from fidelity_methods import CALIBRATED, CONTROLS, LEARNT, WINDOW
 from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
@@ -63,6 +63,7 @@ SCORES: dict[str, tuple[Score, ...]] = {
     "text": (
         Score("cosine", "cosine of embeddings to softmax"),
         Score("correlation", "correlation of pairwise similarities with softmax"),
+        Score("attention_error", "relative error of attention, mean over layers", drawn=False),
     ),
     "far": (
         Score("delta_cosine", "cosine to softmax of what far evidence changes"),
@@ -98,6 +99,8 @@ def print_tables(results: dict[str, Any], markdown: bool) -> None:
     counts = feature_counts(results)
     header = ["attention", *(f"M = {count}" for count in counts)]
     for score in SCORES[results["task"]]:
+        if score.key not in results[SOFTMAX]:
+            continue  # of a file that is older than the score
         rows = []
         for method, cells in methods(results, score).items():
             shown = [cells.get(count, cells.get(None)) for count in counts]
@@ -206,14 +209,17 @@ def _style(name: str) -> dict[str, Any]:
     if name in CONTROLS:
         return {"color": GREY, "linestyle": "--", "linewidth": 1.2, "marker": CONTROL_MARKERS[name]}
     plain = name.removesuffix(WINDOW)
-    preconditioning = plain.removeprefix(CALIBRATED).removesuffix("-random").replace("favor++", "none")
+    preconditioning = plain.removeprefix(CALIBRATED).removeprefix(LEARNT).removesuffix("-random")
+    preconditioning = preconditioning.replace("favor++", "none")
     colour = COLOURS.get(preconditioning, COLOURS["other"])
     calibrated, windowed = plain.startswith(CALIBRATED), name.endswith(WINDOW)
     markers = {"relu": "v", "trig": "D", "elu": None}
     return {
         "color": colour,
         "linestyle": "-." if windowed else "-",
-        "marker": markers.get(plain, "o" if not calibrated else "^" if plain.endswith("-random") else "s"),
+        "marker": "*"
+        if plain.startswith(LEARNT)
+        else markers.get(plain, "o" if not calibrated else "^" if plain.endswith("-random") else "s"),
         "markerfacecolor": "white" if windowed else colour,
         "markersize": 5.5,
         "linewidth": 1.0 if plain.endswith("-random") else 1.6,

@@ -76,6 +76,15 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--task", "audio", "--data_file", "x", "--joined_seconds", "2", "--max_length", "9"], "not both"),
         (["--data_file", "x", "--joined_seconds", "2"], "--joined_seconds is for --task audio"),
         (["--task", "far", "--data_file", "x", "--filler_file", "y", "--max_length", "9"], "at least 64 for far"),
+        (
+            ["--data_file", "x", "--methods", "learnt-full"],
+            r"learnt, \['learnt-full'\], and --transfer_steps .* need each",
+        ),
+        (["--data_file", "x", "--methods", "full", "--transfer_steps", "5"], r"learnt, \[\], and --transfer_steps"),
+        (
+            ["--data_file", "x", "--methods", "learnt-full", "--transfer_steps", "0"],
+            "--transfer_steps must be at least 1",
+        ),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fidelity_methods import (
@@ -42,8 +44,21 @@ def test_names_stand_for_what_they_say():
     assert configuration(Run(UNIFORM), *NO_WINDOW).kernel == "uniform"
 
 
-def test_calibrated_names_and_no_others_ask_for_a_calibration():
-    assert {name for name in METHODS if Run(name).calibrated} == {name for name in METHODS if "calibrated" in name}
+def test_calibrated_and_learnt_names_and_no_others_ask_for_a_calibration():
+    begins = ("calibrated-", "learnt-")
+    wanted = {name for name in METHODS if name.startswith(begins)} - {"learnt-favor+"}
+    assert {name for name in METHODS if Run(name).calibrated} == wanted
+
+
+def test_learnt_names_begin_as_calibrated_ones():
+    for preconditioning in ("none", "center", "diagonal", "full"):
+        fixed, learnt = (
+            configuration(Run(f"{begin}-{preconditioning}", 8, 0), *NO_WINDOW) for begin in ("calibrated", "learnt")
+        )
+        assert (fixed.learnable, learnt.learnable) == (None, "projections")
+        assert replace(learnt, learnable=None) == fixed
+    assert configuration(Run("learnt-favor+", 8, 0), *NO_WINDOW).kernel == "favor+"
+    assert {name for name in METHODS if Run(name).learnt} == {name for name in METHODS if "learnt" in name}
 
 
 def test_every_method_without_a_window_has_its_control_and_so_has_every_method_with_one():

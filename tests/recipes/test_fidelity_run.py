@@ -74,6 +74,25 @@ def test_every_task(task, models, data, tmp_path, capsys, one_thread):
     assert all(name in printed for name in ("softmax", "uniform", "window-only+window", *methods))
 
 
+def test_learnt_features_come_closer_than_those_they_begin_as(models, data, tmp_path, one_thread):
+    methods = ["calibrated-full", "learnt-full", "learnt-favor+"]
+    more = {"methods": methods, "num_features": [4], "calibration_samples": 6, "transfer_steps": 60}
+    errors = {}
+    for name, steps in (
+        ("by itself", {}),
+        ("and together", {"align_steps": 30}),
+        ("weights", {"transfer_loss": "weights"}),
+    ):
+        output = tmp_path / f"{name}.json"
+        results = fidelity.main(command("text", models["text"], data["text"], output, **more, **steps))
+        errors[name] = {method: scores["attention_error"] for (method, *_), scores in scores_by_run(results).items()}
+    for found in errors.values():
+        assert found["learnt-full"] < 0.95 * found["calibrated-full"]
+    assert len({found["learnt-full"] for found in errors.values()}) == 3, "all that was asked for is done"
+    assert len({found["calibrated-full"] for found in errors.values()}) == 1
+    assert errors["by itself"]["learnt-favor+"] != errors["by itself"]["learnt-full"]
+
+
 def test_a_probe_of_softmax_features_and_one_of_the_features_themselves(models, data, tmp_path, one_thread):
     more = {"methods": ["favor+"], "num_features": [2, 256], "max_samples": 18, "image_size": 40}
     results = fidelity.main(command("probe", models["probe"], data["probe"], tmp_path / "probe.json", **more))
