@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from fidelity_arguments import FidelityArguments
 from fidelity_inputs import POOL, FidelityError, Inputs, existing, split
 from glue_data import TASKS, read_tsv
+from text_documents import read_documents
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
@@ -76,30 +76,8 @@ def documents(args: FidelityArguments, source: str, model: PreTrainedModel) -> I
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file of JSON lines.
-
-    Args:
-        path: The file.
-
-    Returns:
-        One text a line, blank lines left out.
-
-    Raises:
-        FidelityError: A line is not a JSON object with a string ``text``.
-    """
-    texts = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)["text"]
-            except (ValueError, TypeError, KeyError):
-                text = None
-            if not isinstance(text, str):
-                raise FidelityError(f'{path}, line {number} must be a JSON object with a string "text".')
-            texts.append(text)
-    return texts
+    """Return the texts of a file of JSON lines."""
+    return [row["text"] for _, row in read_documents(path)]
 
 
 def _loaders(

@@ -17,8 +17,9 @@ from accelerate import Accelerator
 from command_line import parse_arguments
 from datasets import DatasetDict
 from glue_arguments import GlueArguments
-from glue_data import TASKS, GlueDataError, load_tokenized
+from glue_data import GlueDataError
 from glue_model import build_model, resolve_model
+from glue_splits import label_names, load_tokenized
 from length_grouping import LengthGroupedSampler
 from movie_reviews import MovieReviewsError
 from stages import Stages
@@ -109,7 +110,8 @@ def run(
     accelerator = make_accelerator(args, output_dir, "glue")
     repository = Repository.wanted(args, accelerator, output_dir)
     accelerator.print(f"\n{args.task_name}, {args.attention} attention, in {output_dir}")
-    model = build_model(args, teacher or source)
+    classes = label_names(data["train"])
+    model = build_model(args, teacher or source, classes)
     collator = DataCollatorWithPadding(
         tokenizer,
         padding="max_length" if args.pad_to_max_length else True,
@@ -123,15 +125,17 @@ def run(
     train_loader = DataLoader(data["train"], size, shuffle=sampler is None, sampler=sampler, collate_fn=collator)
     eval_loaders = [
         DataLoader(data[split], args.per_device_eval_batch_size, collate_fn=collator)
-        for split in TASKS[args.task_name].validation
+        for split in data
+        if split != "train"
     ]
     if args.attention != "softmax" and args.statistics == "calibrated":
         rows = data["train"].shuffle(seed=args.seed)
         rows = rows.select(range(min(args.calibration_samples, len(rows))))
         calibrate(model.to(accelerator.device), DataLoader(rows, size, collate_fn=collator))
-    score = make_evaluate(args.task_name, accelerator, [accelerator.prepare(loader) for loader in eval_loaders])
+    prepared = [accelerator.prepare(loader) for loader in eval_loaders]
+    score = make_evaluate(args.task_name, accelerator, prepared, regression=classes is None)
     teaches = teacher is not None and (args.distil_steps or args.kd_weight)
-    softmax = build_model(args.as_twin(), str(teacher)) if teaches else None
+    softmax = build_model(args.as_twin(), str(teacher), classes) if teaches else None
     stages = Stages(args, output_dir, accelerator, softmax)
     stages.run(model.to(accelerator.device), train_loader, score)
     renewal = None if args.attention == "softmax" else FavorppCallback()
@@ -171,12 +175,11 @@ def loss_and_logits(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor,
 
 
 def make_evaluate(
-    task_name: str, accelerator: Accelerator, loaders: list[DataLoader[Any]]
+    task_name: str, accelerator: Accelerator, loaders: list[DataLoader[Any]], *, regression: bool
 ) -> Callable[[nn.Module], dict[str, float]]:
     """Return the function that scores a model on every evaluation split of a task."""
     with accelerator.main_process_first():
         metric = evaluate.load(str(METRICS_MODULE), task_name, keep_in_memory=True)
-    regression = TASKS[task_name].label_names is None
 
     def score(model: nn.Module) -> dict[str, float]:
         metrics: dict[str, float] = {}

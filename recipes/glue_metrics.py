@@ -53,6 +53,7 @@ METRICS = {
     "rte": {"accuracy": accuracy},
     "wnli": {"accuracy": accuracy},
     "movie_reviews": {"accuracy": accuracy},
+    "documents": {"accuracy": accuracy},
 }
 
 

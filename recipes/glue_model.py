@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from accelerate.utils import set_seed
 from glue_arguments import GlueArguments
-from glue_data import TASKS
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from uptraining import ModelError, favorpp_config
 
@@ -40,24 +40,25 @@ def resolve_model(name_or_path: str) -> str:
     return str(Path(package.submodule_search_locations[0], "model"))
 
 
-def build_model(args: GlueArguments, source: str) -> PreTrainedModel:
+def build_model(args: GlueArguments, source: str, label_names: Sequence[str] | None) -> PreTrainedModel:
     """Load the model with a new head for the task and convert it if ``args.attention`` is not softmax.
 
     Args:
-        args: Task, seed, attention.
+        args: Seed, attention.
         source: As :func:`resolve_model` returned it.
+        label_names: Of the classes; None for a regression.
 
     Returns:
         The model, in float32; mixed precision is Accelerate's.
     """
     set_seed(args.seed)  # the head's weights
-    names = TASKS[args.task_name].label_names or ("score",)
+    names = label_names or ("score",)
     model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
         source,
         num_labels=len(names),
         id2label=dict(enumerate(names)),
         label2id={name: index for index, name in enumerate(names)},
-        problem_type="regression" if len(names) == 1 else "single_label_classification",
+        problem_type="regression" if label_names is None else "single_label_classification",
         trust_remote_code=args.trust_remote_code,
         ignore_mismatched_sizes=args.ignore_mismatched_sizes,
         dtype=torch.float32,

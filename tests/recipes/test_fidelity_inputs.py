@@ -15,6 +15,7 @@ from fidelity_inputs import POOL, FidelityError, split, spread
 from fidelity_measures import spearman
 from fidelity_media import images, recordings
 from fidelity_text import documents, read_pairs, read_texts, sentence_pairs
+from glue_data import GlueDataError
 from PIL import Image
 from tiny_fidelity import RATE, write_data, write_recording, write_vit
 from transformers import AutoModel, AutoTokenizer, ViTImageProcessor, Wav2Vec2FeatureExtractor
@@ -73,7 +74,7 @@ def test_documents_are_lines_with_a_text(data, tiny_bert, tmp_path):
     assert [b["input_ids"].shape for b in inputs.evaluation] == [(6, 24)]
     assert len(read_texts(data["text"]["data_file"])) == 6
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n\n{"label": 1}\n')
-    with pytest.raises(FidelityError, match=r"bad\.jsonl, line 3 must be"):
+    with pytest.raises(GlueDataError, match=r"bad\.jsonl, line 3 must be"):
         read_texts(tmp_path / "bad.jsonl")
     with pytest.raises(FidelityError, match="at least 3"):
         documents(arguments("text", data["text"], max_samples=2), str(tiny_bert), None)

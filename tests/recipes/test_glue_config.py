@@ -13,16 +13,17 @@ from command_line import parse_arguments
 from glue_arguments import GlueArguments
 from glue_metrics import METRICS
 from glue_model import resolve_model
-from tiny_glue import ROOT
+from tiny_glue import ROOT, write_documents
 from uptraining import ModelError, favorpp_config
 
 CONFIGS = sorted((ROOT / "configs" / "glue").glob("*.yaml"))
 PUBLISHED = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"}
+DOCUMENTS = ("--task_name", "documents", "--train_file", "x", "--validation_file", "y")
 
 
 def test_every_task_has_a_config_and_a_softmax_twin():
     names = {path.stem for path in CONFIGS}
-    assert names == PUBLISHED | {f"{task}_softmax" for task in PUBLISHED} | {"quickstart", "minilm"}
+    assert names == PUBLISHED | {f"{task}_softmax" for task in PUBLISHED} | {"quickstart", "minilm", "documents"}
 
 
 @pytest.mark.parametrize("task", sorted(PUBLISHED))
@@ -41,12 +42,20 @@ def test_header_tells_command_hardware_and_expectation(path):
         assert part in header
 
 
+def files_of(task: str, glue_dir: Path, folder: Path) -> list[str]:
+    """Return the arguments that name the data of a task."""
+    if task == "movie_reviews":
+        return []
+    files = write_documents(folder) if task == "documents" else {"data_dir": glue_dir}
+    return [word for name, path in files.items() for word in (f"--{name}", str(path))]
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_two_steps_of_every_config(path, tiny_bert, glue_dir, review_archive, tmp_path, capfd):
     task = yaml.safe_load(path.read_text())["task_name"]
     argv = ["--config", str(path), "--model_name_or_path", str(tiny_bert), "--output_dir", str(tmp_path / "out")]
     argv += ["--max_train_steps", "2", "--per_device_train_batch_size", "4", "--max_eval_samples", "9"]
-    glue.main(argv if task == "movie_reviews" else [*argv, "--data_dir", str(glue_dir)])
+    glue.main([*argv, *files_of(task, glue_dir, tmp_path)])
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     suffixes = ("", "_mm") if task == "mnli" else ("",)
     assert set(results["metrics"]) == {name + suffix for name in METRICS[task] for suffix in suffixes}
@@ -116,6 +125,10 @@ def test_a_file_that_says_something_unknown_is_refused(text, message, tmp_path, 
         (["--warmup_ratio", "1"], "--warmup_ratio must be below 1"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau"], "invalid choice"),
         (["--group_by_length", "--pad_to_max_length"], "choose one"),
+        (["--task_name", "documents"], "documents needs --train_file"),
+        (["--task_name", "documents", "--train_file", "x"], "documents needs --validation_file"),
+        (["--task_name", "cola", "--train_file", "x"], "--train_file is for --task_name documents, not cola"),
+        ([*DOCUMENTS, "--data_dir", "x"], "leave out --data_dir"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

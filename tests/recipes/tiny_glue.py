@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import tarfile
 from collections.abc import Sequence
@@ -65,6 +66,23 @@ HEADERS = {
     "RTE": ["index", "sentence1", "sentence2", "label"],
     "WNLI": ["index", "sentence1", "sentence2", "label"],
 }
+
+
+def write_documents(folder: Path, train: int = 24, validation: int = 10) -> dict[str, Path]:
+    """Write two files of documents in two classes, and return the arguments that name them."""
+    source = random.Random(0)
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    for path, count in zip(files.values(), (train, validation), strict=True):
+        texts = [" ".join(make_sentence(source, label > 0) for _ in range(4)) for label in [0, 1] * (count // 2)]
+        rows = [{"text": text, "label": index % 2} for index, text in enumerate(texts)]
+        write_json_lines(path, rows)
+    return files
+
+
+def write_json_lines(path: Path, rows: Sequence[object]) -> Path:
+    """Write a JSON value a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def write_tsv(path: Path, header: list[str] | None, rows: list[list[str]], mark: str = "") -> None:
