@@ -16,7 +16,11 @@ FILES = ("train_file", "validation_file")
 class GlueArguments(UptrainingArguments):
     """Fine-tune a pretrained encoder on texts, with softmax attention or converted to random features."""
 
-    LEAST: ClassVar = {**UptrainingArguments.LEAST, "max_length": (1, "at least")}
+    LEAST: ClassVar = {
+        **UptrainingArguments.LEAST,
+        "max_length": (1, "at least"),
+        "validation_every": (2, "at least"),
+    }
     FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "data_dir", *FILES)
 
     task_name: TaskName = field(default="movie_reviews", metadata={"help": "The task."})
@@ -26,6 +30,9 @@ class GlueArguments(UptrainingArguments):
     )
     train_file: str | None = flag("documents: JSON lines with `text` and `label`, an integer from 0.")
     validation_file: str | None = flag("documents: the same to evaluate on; its labels must be among those.")
+    validation_every: int | None = flag(
+        "Evaluate on every N-th row of the training data, which is not trained on, instead of on validation data."
+    )
     max_length: int = flag("Tokens after which the input is cut.", 128)
     pad_to_max_length: bool = flag("Pad every input to max_length instead of to the longest of its batch.", False)
     group_by_length: bool = flag("Put training rows of similar length into a batch: less padding, faster.", False)
@@ -48,11 +55,14 @@ class GlueArguments(UptrainingArguments):
 
     def _check_files(self) -> None:
         """Refuse files that the task does not read, and a task without its files."""
-        for name in FILES:
-            given = getattr(self, name) is not None
-            if given and self.task_name != "documents":
-                raise ValueError(f"--{name} is for --task_name documents, not {self.task_name}.")
-            if not given and self.task_name == "documents":
-                raise ValueError(f"--task_name documents needs --{name}, JSON lines with `text` and `label`.")
-        if self.task_name == "documents" and self.data_dir is not None:
-            raise ValueError("--task_name documents reads --train_file and --validation_file: leave out --data_dir.")
+        if self.task_name != "documents":
+            for name in FILES:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"--{name} is for --task_name documents, not {self.task_name}.")
+            return
+        if self.train_file is None:
+            raise ValueError("--task_name documents needs --train_file, JSON lines with `text` and `label`.")
+        if (self.validation_file is None) == (self.validation_every is None):
+            raise ValueError("--task_name documents needs --validation_file or --validation_every, not both.")
+        if self.data_dir is not None:
+            raise ValueError("--task_name documents reads --train_file: leave out --data_dir.")

