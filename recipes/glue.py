@@ -74,6 +74,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     set_threads(args.num_threads, processes)
     source = resolve_model(args.teacher or args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+    if args.max_positions is not None:
+        tokenizer.model_max_length = args.max_positions
     with processes.main_process_first():  # the others find what it downloaded
         data = load_tokenized(args, tokenizer)
     results = run_with_twin(args, processes, lambda *which: run(*which, source=source, tokenizer=tokenizer, data=data))

@@ -19,6 +19,7 @@ class GlueArguments(UptrainingArguments):
     LEAST: ClassVar = {
         **UptrainingArguments.LEAST,
         "max_length": (1, "at least"),
+        "max_positions": (1, "at least"),
         "validation_every": (2, "at least"),
     }
     FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "data_dir", *FILES)
@@ -34,6 +35,9 @@ class GlueArguments(UptrainingArguments):
         "Evaluate on every N-th row of the training data, which is not trained on, instead of on validation data."
     )
     max_length: int = flag("Tokens after which the input is cut.", 128)
+    max_positions: int | None = flag(
+        "Interpolate learnt absolute position embeddings, as BERT has, so that the model takes so many tokens."
+    )
     pad_to_max_length: bool = flag("Pad every input to max_length instead of to the longest of its batch.", False)
     group_by_length: bool = flag("Put training rows of similar length into a batch: less padding, faster.", False)
     model_name_or_path: str = flag(

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import set_seed
 from glue_arguments import GlueArguments
+from text_positions import extend_positions_, require_positions
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from uptraining import ModelError, favorpp_config
 
@@ -44,7 +45,7 @@ def build_model(args: GlueArguments, source: str, label_names: Sequence[str] | N
     """Load the model with a new head for the task and convert it if ``args.attention`` is not softmax.
 
     Args:
-        args: Seed, attention.
+        args: Seed, attention, positions.
         source: As :func:`resolve_model` returned it.
         label_names: Of the classes; None for a regression.
 
@@ -63,4 +64,7 @@ def build_model(args: GlueArguments, source: str, label_names: Sequence[str] | N
         ignore_mismatched_sizes=args.ignore_mismatched_sizes,
         dtype=torch.float32,
     )
+    if args.max_positions is not None:
+        extend_positions_(model, args.max_positions)
+    require_positions(model, args.max_length)
     return model if args.attention == "softmax" else convert_to_favorpp(model, favorpp_config(args))

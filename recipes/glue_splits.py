@@ -42,7 +42,7 @@ def hold_out(train: Dataset, every: int) -> DatasetDict:
 
     Args:
         train: In its order.
-        every: N: the rows N - 1, 2N - 1 and so on are held out, of which the first is row 0.
+        every: N. The rows N - 1, 2N - 1 and so on are held out, counted from 0.
 
     Returns:
         The splits "train", without them, and "validation".
