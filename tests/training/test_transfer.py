@@ -73,9 +73,10 @@ def test_every_layer_comes_closer_to_softmax(options, loss):
     assert all(logged[40][name] < logged[10][name] for name in logged[10])
 
 
-def test_the_logged_error_is_that_of_the_report():
-    """Padding counts in neither: both are over real tokens."""
-    model, logged = converted(), {}
+@pytest.mark.parametrize("model_type", ["bert", "albert"])
+def test_the_logged_error_is_that_of_the_report(model_type):
+    """Padding counts in neither: both are over real tokens, and over all calls of a layer that is shared."""
+    model, logged = converted(model_type=model_type), {}
     expected = errors(model)
     transfer_attention(model, [BATCH], 10, learning_rate=1e-12, on_log=logged.__setitem__)
     assert list(logged[10].values()) == pytest.approx(expected, rel=1e-4)
