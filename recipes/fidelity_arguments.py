@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from command_line import flag
+from distant_evidence import SHORTEST
 from fidelity_methods import LEARNT, METHODS, WINDOW, configuration, plan_runs
 
 Task = Literal["sts", "text", "far", "image", "probe", "audio"]
@@ -14,7 +15,6 @@ DataType = Literal["float32", "bfloat16", "float16"]
 
 BATCH_SIZES = {"sts": 64, "text": 8, "far": 8, "image": 16, "probe": 16, "audio": 1}
 MAX_LENGTHS = {"sts": 128, "text": 512, "far": 512}
-SHORTEST_FAR = 64
 LEAST = {
     **dict.fromkeys(("max_length", "max_samples", "calibration_samples", "batch_size", "seeds", "num_threads"), 1),
     **dict.fromkeys(("num_features", "image_size", "training_samples"), 1),
@@ -160,8 +160,8 @@ class FidelityArguments:
             raise ValueError("give --joined_seconds or --max_length, not both.")
         if self.task == "audio" and self.batch_size not in (None, 1):
             raise ValueError(f"audio is measured one recording at a time, got --batch_size {self.batch_size}.")
-        if self.task == "far" and self.max_length is not None and self.max_length < SHORTEST_FAR:
-            raise ValueError(f"--max_length must be at least {SHORTEST_FAR} for far, got {self.max_length}.")
+        if self.task == "far" and self.max_length is not None and self.max_length < SHORTEST:
+            raise ValueError(f"--max_length must be at least {SHORTEST} for far, got {self.max_length}.")
         if self.filler_file is not None and self.task != "far":
             raise ValueError("--filler_file is for --task far.")
         if self.report_only:

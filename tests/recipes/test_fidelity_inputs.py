@@ -9,8 +9,9 @@ import fidelity_media
 import numpy as np
 import pytest
 import torch
+from distant_evidence import read_answers, read_paragraphs
 from fidelity_arguments import FidelityArguments
-from fidelity_far import far_documents, read_answers, read_paragraphs
+from fidelity_far import far_documents
 from fidelity_inputs import POOL, FidelityError, split, spread
 from fidelity_measures import spearman
 from fidelity_media import images, recordings
