@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from command_line import flag
+from distant_evidence import SHORTEST
 from uptraining_arguments import UptrainingArguments
 
-TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "movie_reviews", "documents"]
-FILES = ("train_file", "validation_file")
+TaskName = Literal[
+    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "movie_reviews", "documents", "far_answers"
+]
+FILES = {"train_file": "documents", "validation_file": "documents", "filler_file": "far_answers"}
+"""Which task reads a file."""
 
 
 @dataclass
@@ -31,10 +35,11 @@ class GlueArguments(UptrainingArguments):
     )
     train_file: str | None = flag("documents: JSON lines with `text` and `label`, an integer from 0.")
     validation_file: str | None = flag("documents: the same to evaluate on; its labels must be among those.")
+    filler_file: str | None = flag("far_answers: a long plain text, of which the documents consist otherwise.")
     validation_every: int | None = flag(
         "Evaluate on every N-th row of the training data, which is not trained on, instead of on validation data."
     )
-    max_length: int = flag("Tokens after which the input is cut.", 128)
+    max_length: int = flag("Tokens after which the input is cut; far_answers: exact tokens of a document.", 128)
     max_positions: int | None = flag(
         "Interpolate learnt absolute position embeddings, as BERT has, so that the model takes so many tokens."
     )
@@ -59,14 +64,26 @@ class GlueArguments(UptrainingArguments):
 
     def _check_files(self) -> None:
         """Refuse files that the task does not read, and a task without its files."""
-        if self.task_name != "documents":
-            for name in FILES:
-                if getattr(self, name) is not None:
-                    raise ValueError(f"--{name} is for --task_name documents, not {self.task_name}.")
-            return
+        for name, task in FILES.items():
+            if getattr(self, name) is not None and self.task_name != task:
+                raise ValueError(f"--{name} is for --task_name {task}, not {self.task_name}.")
+        if self.task_name == "documents":
+            self._check_documents()
+        if self.task_name == "far_answers":
+            self._check_far_answers()
+
+    def _check_documents(self) -> None:
         if self.train_file is None:
             raise ValueError("--task_name documents needs --train_file, JSON lines with `text` and `label`.")
         if (self.validation_file is None) == (self.validation_every is None):
             raise ValueError("--task_name documents needs --validation_file or --validation_every, not both.")
         if self.data_dir is not None:
             raise ValueError("--task_name documents reads --train_file: leave out --data_dir.")
+
+    def _check_far_answers(self) -> None:
+        if self.data_dir is None or self.filler_file is None:
+            raise ValueError("--task_name far_answers needs --data_dir, with QNLI/dev.tsv, and --filler_file.")
+        if self.validation_every is not None:
+            raise ValueError("--task_name far_answers has its own validation split: leave out --validation_every.")
+        if self.max_length < SHORTEST:
+            raise ValueError(f"--max_length must be at least {SHORTEST} for far_answers, got {self.max_length}.")

@@ -54,6 +54,7 @@ METRICS = {
     "wnli": {"accuracy": accuracy},
     "movie_reviews": {"accuracy": accuracy},
     "documents": {"accuracy": accuracy},
+    "far_answers": {"accuracy": accuracy},
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict
+from far_answers import load_far_answers
 from glue_arguments import GlueArguments
 from glue_data import GlueDataError, load_task
 from text_documents import load_documents
@@ -22,13 +23,13 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
     Returns:
         The split "train" and then those to evaluate on, with the columns that the model takes, and "labels".
     """
+    if args.task_name == "far_answers":
+        folder, filler = Path(str(args.data_dir)), Path(str(args.filler_file))
+        return _limited(load_far_answers(folder, filler, tokenizer, args.max_length), args)
     data = _load_texts(args)
     if args.validation_every is not None:
         data = hold_out(data["train"], args.validation_every)
-    for split in data:
-        limit = args.max_train_samples if split == "train" else args.max_eval_samples
-        if limit is not None:
-            data[split] = data[split].select(range(min(limit, data[split].num_rows)))
+    data = _limited(data, args)
     texts = [column for column in data["train"].column_names if column != "label"]
 
     def tokenize(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -64,6 +65,15 @@ def label_names(train: Dataset) -> list[str] | None:
     """Return the names of the classes in the order of the integers in "labels"; None for a regression."""
     labels = train.features["labels"]
     return list(labels.names) if isinstance(labels, ClassLabel) else None
+
+
+def _limited(data: DatasetDict, args: GlueArguments) -> DatasetDict:
+    """Cut the splits to the wanted rows."""
+    for split in data:
+        limit = args.max_train_samples if split == "train" else args.max_eval_samples
+        if limit is not None:
+            data[split] = data[split].select(range(min(limit, data[split].num_rows)))
+    return data
 
 
 def _load_texts(args: GlueArguments) -> DatasetDict:

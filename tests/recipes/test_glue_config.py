@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -13,17 +14,23 @@ from command_line import parse_arguments
 from glue_arguments import GlueArguments
 from glue_metrics import METRICS
 from glue_model import resolve_model
-from tiny_glue import ROOT, write_documents
+from tiny_glue import ROOT, write_book, write_documents
 from uptraining import ModelError, favorpp_config
 
 CONFIGS = sorted((ROOT / "configs" / "glue").glob("*.yaml"))
 PUBLISHED = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"}
 DOCUMENTS = ("--task_name", "documents", "--train_file", "x", "--validation_file", "y")
+FAR_ANSWERS = ("--task_name", "far_answers", "--data_dir", "x", "--filler_file", "y")
 
 
 def test_every_task_has_a_config_and_a_softmax_twin():
     names = {path.stem for path in CONFIGS}
-    assert names == PUBLISHED | {f"{task}_softmax" for task in PUBLISHED} | {"quickstart", "minilm", "documents"}
+    assert names == PUBLISHED | {f"{task}_softmax" for task in PUBLISHED} | {
+        "quickstart",
+        "minilm",
+        "documents",
+        "far_answers",
+    }
 
 
 @pytest.mark.parametrize("task", sorted(PUBLISHED))
@@ -47,6 +54,8 @@ def files_of(task: str, glue_dir: Path, folder: Path) -> list[str]:
     if task == "movie_reviews":
         return []
     files = write_documents(folder) if task == "documents" else {"data_dir": glue_dir}
+    if task == "far_answers":
+        files["filler_file"] = write_book(folder / "book.txt", random.Random(0))
     return [word for name, path in files.items() for word in (f"--{name}", str(path))]
 
 
@@ -54,6 +63,7 @@ def files_of(task: str, glue_dir: Path, folder: Path) -> list[str]:
 def test_two_steps_of_every_config(path, tiny_bert, glue_dir, review_archive, tmp_path, capfd):
     task = yaml.safe_load(path.read_text())["task_name"]
     argv = ["--config", str(path), "--model_name_or_path", str(tiny_bert), "--output_dir", str(tmp_path / "out")]
+    argv += ["--max_positions", "512"] if task in ("documents", "far_answers") else []
     argv += ["--max_train_steps", "2", "--per_device_train_batch_size", "4", "--max_eval_samples", "9"]
     glue.main([*argv, *files_of(task, glue_dir, tmp_path)])
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -131,6 +141,10 @@ def test_a_file_that_says_something_unknown_is_refused(text, message, tmp_path, 
         (["--validation_every", "1"], "--validation_every must be at least 2"),
         (["--task_name", "cola", "--train_file", "x"], "--train_file is for --task_name documents, not cola"),
         ([*DOCUMENTS, "--data_dir", "x"], "leave out --data_dir"),
+        ([*DOCUMENTS, "--filler_file", "x"], "--filler_file is for --task_name far_answers, not documents"),
+        ([*FAR_ANSWERS[:4]], "far_answers needs --data_dir, with QNLI/dev.tsv, and --filler_file"),
+        ([*FAR_ANSWERS, "--validation_every", "5"], "leave out --validation_every"),
+        ([*FAR_ANSWERS, "--max_length", "63"], "--max_length must be at least 64 for far_answers, got 63"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tiny_glue import HEADERS, make_rows, make_sentence, write_tsv
+from tiny_glue import HEADERS, make_rows, make_sentence, write_book, write_tsv
 from transformers import AutoConfig, AutoTokenizer, BertModel, ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model
 
 RATE = 16_000
@@ -33,8 +33,7 @@ def write_data(folder: Path) -> dict[str, dict[str, Path]]:
             (folder / name / label).mkdir(parents=True)
             for index in range(count):
                 write_image(folder / name / label / f"{index}.png", 40 + index, 40 + count, 40 * grey, 40 * grey + 90)
-    paragraphs = [" ".join(make_sentence(source, False) for _ in range(16)) for _ in range(80)]
-    (folder / "book.txt").write_text("\n\n".join(["chapter 1", *paragraphs]))
+    write_book(folder / "book.txt", source)
     for index in range(4):
         write_recording(folder / "speech" / f"{index}.wav", 2400 + 400 * index)
     text = {"data_file": folder / "test.jsonl", "calibration_file": folder / "train.jsonl"}

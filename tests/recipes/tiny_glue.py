@@ -79,6 +79,13 @@ def write_documents(folder: Path, train: int = 24, validation: int = 10) -> dict
     return files
 
 
+def write_book(path: Path, source: random.Random) -> Path:
+    """Write a heading and 80 paragraphs."""
+    paragraphs = [" ".join(make_sentence(source, False) for _ in range(16)) for _ in range(80)]
+    path.write_text("\n\n".join(["chapter 1", *paragraphs]))
+    return path
+
+
 def write_json_lines(path: Path, rows: Sequence[object]) -> Path:
     """Write a JSON value a line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
