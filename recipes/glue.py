@@ -22,8 +22,8 @@ from glue_model import build_model, resolve_model
 from glue_splits import label_names, load_tokenized
 from length_grouping import LengthGroupedSampler
 from movie_reviews import MovieReviewsError
-from stages import Stages
-from torch import Tensor, nn
+from stages import Stages, loss_and_logits
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSequenceClassification,
@@ -39,6 +39,7 @@ from uptraining import (
     finish,
     loop_settings,
     make_accelerator,
+    needs_teacher,
     run_with_twin,
     set_threads,
     with_teacher,
@@ -46,7 +47,6 @@ from uptraining import (
 from uptraining_report import print_table
 
 from hf_favorpp import FavorppCallback, FavorppError, calibrate
-from hf_favorpp.training.distillation import without_labels
 from hf_favorpp.training.loop import train
 from hf_favorpp.training.parameter_groups import parameter_groups
 from hf_favorpp.training.results import reset_peak_memory
@@ -136,8 +136,7 @@ def run(
         calibrate(model.to(accelerator.device), DataLoader(rows, size, collate_fn=collator))
     prepared = [accelerator.prepare(loader) for loader in eval_loaders]
     score = make_evaluate(args.task_name, accelerator, prepared, regression=classes is None)
-    teaches = teacher is not None and (args.distil_steps or args.kd_weight)
-    softmax = build_model(args.as_twin(), str(teacher), classes) if teaches else None
+    softmax = build_model(args.as_twin(), str(teacher), classes) if needs_teacher(args, teacher) else None
     stages = Stages(args, output_dir, accelerator, softmax)
     stages.run(model.to(accelerator.device), train_loader, score)
     renewal = None if args.attention == "softmax" else FavorppCallback()
@@ -168,12 +167,6 @@ def run(
         repository=repository,
     )
     return results
-
-
-def loss_and_logits(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the loss by the labels, the logits, and the inputs that they were made of."""
-    output = model(**batch)
-    return output.loss, output.logits, without_labels(batch)
 
 
 def make_evaluate(

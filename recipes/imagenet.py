@@ -30,12 +30,12 @@ from imagenet_model import (
 )
 from media_loaders import media_loaders
 from skipped_files import MediaDataError, SkippedFiles
+from stages import Stages
 from throughput import loader_rate, model_rate, verdict
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageClassification
 from uptraining import (
-    TWIN_FOLDER,
     ModelError,
     Repository,
     beside_twin,
@@ -43,9 +43,11 @@ from uptraining import (
     finish,
     loop_settings,
     make_accelerator,
+    needs_teacher,
     num_workers,
     run_with_twin,
     set_threads,
+    with_teacher,
 )
 from uptraining_report import print_table
 
@@ -113,8 +115,7 @@ def run(
         The results.
     """
     reset_peak_memory()
-    if args.uptrain and twin is not None:
-        args = args.continuing(output_dir / TWIN_FOLDER)
+    args, teacher, twin = with_teacher(args, output_dir, twin)
     accelerator = make_accelerator(args, output_dir, "imagenet")
     repository = Repository.wanted(args, accelerator, output_dir)
     accelerator.print(f"\n{args.task()}, {args.attention} attention, in {output_dir}")
@@ -125,12 +126,16 @@ def run(
     if args.attention != "softmax" and args.statistics == "calibrated":
         calibrate(model, model_inputs(still_loader, normalise, accelerator.device))
     loss = make_loss(args, normalise, len(data.label_names))
-    rates = measure(args, accelerator, model, loss, train_loader)
+    rates = measure(args, accelerator, model, lambda model, batch: loss(model, batch)[0], train_loader)
+    score = make_evaluate(accelerator, accelerator.prepare(eval_loader), normalise)
+    softmax = build_model(args.as_twin(), data.label_names) if needs_teacher(args, teacher) else None
+    stages = Stages(
+        args, output_dir, accelerator, softmax, lambda batch: {"pixel_values": normalise(batch["pixel_values"])}
+    )
+    stages.run(model, train_loader, score, layer_decay=args.layer_decay, no_decay=NO_DECAY)
     average = None if args.ema_decay is None else make_average(model, args.ema_decay)
     if average is not None:
         accelerator.register_for_checkpointing(average)
-    score = make_evaluate(accelerator, accelerator.prepare(eval_loader), normalise)
-    initial = {"initial_metrics": score(model.eval())} if args.evaluate_first else {}
     renewal = None if args.attention == "softmax" else FavorppCallback()
 
     def end_step(model: nn.Module, completed_steps: int) -> None:
@@ -144,7 +149,12 @@ def run(
         return score(model) | averaged
 
     groups = parameter_groups(
-        model, args.learning_rate, args.weight_decay, layer_decay=args.layer_decay, no_decay=NO_DECAY
+        model,
+        args.learning_rate,
+        args.weight_decay,
+        feature_learning_rate=args.feature_learning_rate,
+        layer_decay=args.layer_decay,
+        no_decay=NO_DECAY,
     )
     report = train(
         accelerator,
@@ -155,13 +165,13 @@ def run(
         loop_settings(args, output_dir),
         on_step_begin=renewal and renewal.step,
         on_step_end=end_step,
-        compute_loss=loss,
+        compute_loss=stages.loss(loss),
         count_tokens=count_images,
     )
     accelerator.wait_for_everyone()
     names = skipped.names()
     results = describe_results(args, args.task(), model, report, "images", RECORDED_PACKAGES)
-    results |= {**initial, **rates, "saved": "last" if average is None else "ema"}
+    results |= {**stages.report, **rates, "saved": "last" if average is None else "ema"}
     results |= {"skipped_files": {"count": len(names), "names": list(names)}}
     results = beside_twin(results, twin, MEASUREMENTS)
     finish(
@@ -198,14 +208,15 @@ def model_inputs(
 
 def make_loss(
     args: ImageNetArguments, normalise: Normalisation, num_classes: int
-) -> Callable[[nn.Module, Any], Tensor]:
-    """Return the training loss of a batch: mixed, with smoothed labels, as the arguments say."""
+) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """Return what gives the training loss of a batch, mixed and with smoothed labels, its logits and its inputs."""
     mixing = Mixing(args.mixup, args.cutmix)
 
-    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         pixels, targets = mixing(normalise(batch["pixel_values"]), batch["labels"], num_classes)
         logits = model(pixel_values=pixels).logits.float()
-        return nn.functional.cross_entropy(logits, targets, label_smoothing=args.label_smoothing)
+        value = nn.functional.cross_entropy(logits, targets, label_smoothing=args.label_smoothing)
+        return value, logits, {"pixel_values": pixels}
 
     return loss
 

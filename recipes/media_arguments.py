@@ -48,6 +48,8 @@ class MediaArguments(UptrainingArguments):
         """
         for name in self.NAMES:
             setattr(self, name, getattr(self, name) or None)
+        if self.model_type is None:
+            self.model_name_or_path = self.model_name_or_path or self.teacher
         super().__post_init__()
         if self.train_val_split >= 1:
             raise ValueError(f"--train_val_split is a share and must be below 1, got {self.train_val_split}.")

@@ -20,7 +20,7 @@ from hf_favorpp.hub.measured import WEIGHTS_KEY, weights_digest
 from hf_favorpp.hub.upload import prepare_upload
 from hf_favorpp.nn import converted_layers
 
-NOT_UPLOADED = ["step_*/**", "epoch_*/**", ".*", "softmax/**"]
+NOT_UPLOADED = ["step_*/**", "epoch_*/**", ".*", "softmax/**", "transfer/**", "distil/**", "stages.json"]
 CROSSOVER_LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 SECONDS_PER_LENGTH = 1.0
 
@@ -39,7 +39,7 @@ def create_repository(name: str, token: str | None) -> str:
 
 
 def push_folder(repository: str, folder: Path, token: str | None, model: PreTrainedModel) -> None:
-    """Upload model, tokenizer, results and model card, without checkpoints and twin.
+    """Upload model, tokenizer, results and model card, without checkpoints, stages and twin.
 
     Args:
         repository: As :func:`create_repository` returned it.

@@ -23,11 +23,11 @@ from speech_arguments import SpeechArguments
 from speech_audio import IGNORED, AudioReader, Collator
 from speech_data import SpeechData, load_speech
 from speech_model import build_model, make_config, make_processor
+from stages import Stages, loss_and_logits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCTC, PreTrainedModel, ProcessorMixin
 from uptraining import (
-    TWIN_FOLDER,
     ModelError,
     Repository,
     beside_twin,
@@ -35,8 +35,10 @@ from uptraining import (
     finish,
     loop_settings,
     make_accelerator,
+    needs_teacher,
     run_with_twin,
     set_threads,
+    with_teacher,
 )
 from uptraining_report import print_table
 
@@ -71,7 +73,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         skipped.clear()
     with processes.main_process_first():  # the others find what it downloaded
         data = load_speech(args, skipped)
-        processor = make_processor(args, make_config(args), data.train)
+        start = args if args.teacher is None else args.continuing(args.teacher)
+        processor = make_processor(start, make_config(start), data.train)  # a teacher's logits are of its characters
     results = run_with_twin(
         args, processes, lambda *which: run(*which, data=data, processor=processor, skipped=skipped)
     )
@@ -105,8 +108,7 @@ def run(
         The results.
     """
     reset_peak_memory()
-    if args.uptrain and twin is not None:
-        args = args.continuing(output_dir / TWIN_FOLDER)
+    args, teacher, twin = with_teacher(args, output_dir, twin)
     accelerator = make_accelerator(args, output_dir, "speech", some_unused=True)  # layerdrop, SpecAugment
     repository = Repository.wanted(args, accelerator, output_dir)
     accelerator.print(f"\n{args.task()}, {args.attention} attention, in {output_dir}")
@@ -115,9 +117,17 @@ def run(
     if args.attention != "softmax" and args.statistics == "calibrated":
         calibrate(model, model_inputs(few_loader, accelerator.device))
     score = make_evaluate(accelerator, accelerator.prepare(eval_loader), model, processor)
-    initial = {"initial_metrics": score(model.eval())} if args.evaluate_first else {}
+    softmax = build_model(args.as_twin(), processor.tokenizer) if needs_teacher(args, teacher) else None
+    stages = Stages(args, output_dir, accelerator, softmax)
+    stages.run(model, train_loader, score, no_decay=NO_DECAY)
     renewal = None if args.attention == "softmax" else FavorppCallback()
-    groups = parameter_groups(model, args.learning_rate, args.weight_decay, no_decay=NO_DECAY)
+    groups = parameter_groups(
+        model,
+        args.learning_rate,
+        args.weight_decay,
+        feature_learning_rate=args.feature_learning_rate,
+        no_decay=NO_DECAY,
+    )
     report = train(
         accelerator,
         model,
@@ -127,12 +137,13 @@ def run(
         loop_settings(args, output_dir),
         on_step_begin=renewal and renewal.step,
         on_step_end=renewal and renewal.end_step,
+        compute_loss=stages.loss(loss_and_logits),
         count_tokens=lambda batch: real_frames(model, batch).sum(),
     )
     accelerator.wait_for_everyone()
     names = skipped.names()
     results = describe_results(args, args.task(), model, report, "frames", RECORDED_PACKAGES)
-    results |= {**initial, "skipped_files": {"count": len(names), "names": list(names)}}
+    results |= {**stages.report, "skipped_files": {"count": len(names), "names": list(names)}}
     results = beside_twin(results, twin, MEASUREMENTS)
     finish(
         accelerator,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hf_favorpp.training.loop import train
 from hf_favorpp.training.parameter_groups import parameter_groups
 from hf_favorpp.training.results import write_results
 
-TRANSFER, DISTIL, STAGES_FILE = "transfer", "distil", "stages.json"
+TRANSFER, DISTIL, STAGES_FILE, LOSSES_FILE = "transfer", "distil", "stages.json", "losses.json"
 Score = Callable[[nn.Module], Mapping[str, float]]
 
 
@@ -76,27 +77,27 @@ class Stages:
             **decay: What must not decay, as :func:`parameter_groups` takes it.
         """
         args = self.args
-        resumed = args.resume_from_checkpoint is not None and self.path.is_file()
-        earlier = json.loads(self.path.read_text(encoding="utf-8")) if resumed else {}
+        self.report = self._read(self.path)
         if find_checkpoint(self.output_dir, args.resume_from_checkpoint) is not None:
-            self.report = earlier
             return  # the checkpoint holds what the stages made
-        self._evaluate(model, score, "initial_metrics", self.report)
-        stages: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-            TRANSFER: (args.transfer_steps, lambda: self._transfer(model, loader)),
-            DISTIL: (args.distil_steps, lambda: self._distil(model, loader, decay)),
+        stages: dict[str, tuple[int, Callable[[Path | None], dict[str, Any]]]] = {
+            TRANSFER: (args.transfer_steps, lambda folder: self._transfer(model, loader, folder)),
+            DISTIL: (args.distil_steps, lambda folder: self._distil(model, loader, folder, decay)),
         }
-        for name, (steps, run) in stages.items():
-            if steps:
-                self.accelerator.print(f"{name}: {steps} steps")
-                begin = time.perf_counter()
-                found = run()
+        folders = {name: self._folder(name) for name, (steps, _) in stages.items() if steps}
+        if "initial_metrics" not in self.report:
+            self._evaluate(model, score, "initial_metrics", self.report)
+        self._write(self.path, self.report)
+        for name, folder in folders.items():
+            steps, run = stages[name]
+            self.accelerator.print(f"{name}: {steps} steps")
+            begin = time.perf_counter()
+            found = run(folder)
+            if name not in self.report:  # a resumed run loads what a finished stage made
                 found = {"steps": steps, "seconds": time.perf_counter() - begin, **found}
-                if name not in earlier:
-                    self._evaluate(model, score, "metrics", found)
-                self.report[name] = earlier.get(name, found)
-                if self.accelerator.is_main_process:
-                    write_results(self.path, self.report)
+                self._evaluate(model, score, "metrics", found)
+                self.report[name] = found
+                self._write(self.path, self.report)
 
     def loss(self, own: Callable[[nn.Module, Mapping[str, Tensor]], tuple[Tensor, Tensor, Mapping[str, Any]]]) -> Any:
         """Return the loss of the task, to which the teacher adds its share.
@@ -117,6 +118,37 @@ class Stages:
 
         return compute_loss
 
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Return what an interrupted run wrote that is being resumed; nothing of any other."""
+        if self.args.resume_from_checkpoint is None or not path.is_file():
+            return {}
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        """Write the file; without content there is none, also none of an earlier run."""
+        if self.accelerator.is_main_process:
+            if content:
+                write_results(path, content)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _losses(self, folder: Path | None) -> tuple[dict[str, Any], Callable[[int, Any], None]]:
+        """Return the losses of a stage by its steps, and what adds one: a resumed stage knows those before it."""
+        path = None if folder is None else folder / LOSSES_FILE
+        losses = {} if path is None else self._read(path)
+
+        def write() -> None:
+            if path is not None:
+                self._write(path, losses)
+
+        def add(step: int, loss: Any) -> None:
+            losses[str(step)] = loss
+            write()
+
+        write()
+        return losses, add
+
     def _evaluate(self, model: PreTrainedModel, score: Score, name: str, report: dict[str, Any]) -> None:
         if self.args.evaluate_first:
             with torch.no_grad():
@@ -134,32 +166,30 @@ class Stages:
                 find_checkpoint(part, None)  # refuses checkpoints of an earlier run
         return folder
 
-    def _transfer(self, model: PreTrainedModel, loader: DataLoader[Any]) -> dict[str, Any]:
-        args, losses = self.args, {}
-
-        def keep(step: int, found: Mapping[str, float]) -> None:
-            losses[step] = [round(value, 4) for value in found.values()]
-
+    def _transfer(self, model: PreTrainedModel, loader: DataLoader[Any], folder: Path | None) -> dict[str, Any]:
+        args = self.args
+        losses, add = self._losses(folder)
         transfer_attention(
             model,
             loader,
             args.transfer_steps,
             loss=args.transfer_loss,
             learning_rate=args.transfer_learning_rate,
-            checkpoint_dir=self._folder(TRANSFER),
+            checkpoint_dir=folder,
             checkpoint_every=args.checkpoint_interval(),
-            on_log=keep,
+            on_log=lambda step, found: add(step, [round(value, 4) for value in found.values()]),
             inputs=self.inputs,
             seed=args.seed,
         )
         return {"layer_losses": losses}
 
-    def _distil(self, model: PreTrainedModel, loader: DataLoader[Any], decay: dict[str, Any]) -> dict[str, Any]:
+    def _distil(
+        self, model: PreTrainedModel, loader: DataLoader[Any], folder: Path | None, decay: dict[str, Any]
+    ) -> dict[str, Any]:
         args = self.args
         assert self.distillation is not None
         rate = args.distil_learning_rate or args.learning_rate
         settings = loop_settings(args, self.output_dir)
-        folder = self._folder(DISTIL)
         settings = replace(
             settings,
             output_dir=folder,
@@ -169,37 +199,78 @@ class Stages:
             checkpoint_at_end=folder is not None,
             resume_from=None if folder is None or args.resume_from_checkpoint is None else "latest",
             description="distilling",
+            identity={**settings.identity, "stage": DISTIL},  # no checkpoint of the task
         )
-        accelerator = make_accelerator(replace(args, with_tracking=False, report_to="all"), self.output_dir, "distil")
+        untracked = replace(args, with_tracking=False, report_to="all")
+        some_unused = self.accelerator.ddp_handler.find_unused_parameters
+        accelerator = make_accelerator(untracked, self.output_dir, DISTIL, some_unused=some_unused)
         groups = parameter_groups(
             model, rate, args.weight_decay, feature_learning_rate=args.feature_learning_rate, **decay
         )
         renewal = FavorppCallback() if converted_layers(model) else None
-        losses: dict[int, float] = {}
-        distillation, latest = self.distillation, [0.0]
+        distillation, latest = self.distillation, torch.zeros(())
+        losses, add = self._losses(folder)
 
         def compute_loss(student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+            nonlocal latest
             loss = distillation(student, batch)
-            latest[0] = float(loss.detach())
+            latest = loss.detach()
             return loss
 
         def end_step(student: nn.Module, completed_steps: int) -> None:
             if renewal is not None:
                 renewal.end_step(student, completed_steps)
             if completed_steps % settings.log_every == 0:
-                losses[completed_steps] = round(latest[0], 5)
+                add(completed_steps, round(float(latest), 5))
 
-        train(
-            accelerator,
-            model,
-            torch.optim.AdamW(groups, lr=rate, fused=True),
-            loader,
-            None,
-            settings,
-            on_step_begin=renewal and renewal.step,
-            on_step_end=end_step,
-            compute_loss=compute_loss,
-            count_tokens=lambda batch: torch.tensor(len(next(iter(batch.values()))), device=accelerator.device),
-        )
+        with every_block(model):
+            train(
+                accelerator,
+                model,
+                torch.optim.AdamW(groups, lr=rate, fused=True),
+                loader,
+                None,
+                settings,
+                on_step_begin=renewal and renewal.step,
+                on_step_end=end_step,
+                compute_loss=compute_loss,
+                count_tokens=lambda batch: torch.tensor(len(next(iter(batch.values()))), device=accelerator.device),
+            )
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # takes its autocast off again
         return {"losses": losses}
+
+
+@contextmanager
+def every_block(model: PreTrainedModel) -> Generator[None]:
+    """Switch layerdrop off for a while: the states of a block that is skipped cannot be compared.
+
+    Args:
+        model: Of speech or of anything else.
+
+    Yields:
+        Nothing.
+    """
+    config: Any = model.config
+    rate = getattr(config, "layerdrop", None)
+    if rate is None:
+        yield
+        return
+    config.layerdrop = 0.0
+    try:
+        yield
+    finally:
+        config.layerdrop = rate
+
+
+def loss_and_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the loss that a model of Transformers computes by the labels, its logits, and their inputs.
+
+    Args:
+        model: Prepared.
+        batch: With labels.
+
+    Returns:
+        What :meth:`Stages.loss` expects.
+    """
+    output = model(**batch)
+    return output.loss, output.logits, without_labels(batch)

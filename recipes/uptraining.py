@@ -203,6 +203,11 @@ def with_teacher(
     return args.continuing(teacher), teacher, twin
 
 
+def needs_teacher(args: UptrainingArguments, teacher: str | None) -> bool:
+    """Return whether the softmax model is needed while training, not only to begin as."""
+    return teacher is not None and bool(args.distil_steps or args.kd_weight)
+
+
 def loop_settings(args: UptrainingArguments, output_dir: Path) -> LoopSettings:
     """Return what the training loop wants to know."""
     return LoopSettings(

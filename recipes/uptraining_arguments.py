@@ -183,15 +183,17 @@ class UptrainingArguments:
         for name in ("distil_steps", "kd_weight"):
             if getattr(self, name) and self.teacher is None and not self.uptrain:
                 raise ValueError(f"--{name} needs a teacher: give --teacher, or --twin and --uptrain.")
-        if not self.transfer_steps:
-            return
-        if self.attention not in LEARNABLE_ATTENTIONS:
-            raise ValueError(
-                f"--transfer_steps learns features: choose --attention {' or '.join(LEARNABLE_ATTENTIONS)}, got "
-                f"{self.attention}."
-            )
-        self.learnable = self.learnable or "projections"
-        self.statistics = self.statistics or "calibrated"
+        if self.transfer_steps:
+            if self.attention not in LEARNABLE_ATTENTIONS:
+                raise ValueError(
+                    f"--transfer_steps learns features: choose --attention {' or '.join(LEARNABLE_ATTENTIONS)}, got "
+                    f"{self.attention}."
+                )
+            self.learnable = self.learnable or "projections"
+            self.statistics = self.statistics or "calibrated"
+        for name in ("redraw_every", "recalibrate_every"):
+            if self.learnable and getattr(self, name):
+                raise ValueError(f"--{name} would undo what --transfer_steps and --learnable learn: leave it out.")
 
     def as_twin(self, **changes: Any) -> Self:
         """Return the arguments of the softmax twin, which has no stages and does not go on."""

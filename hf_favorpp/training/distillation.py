@@ -26,9 +26,10 @@ class Distillation:
     r"""The distance of a student to its teacher on the same inputs, without labels.
 
     Hidden states are compared block by block by |h - h'|^2 / |h'|^2 over real tokens, in the mean over blocks, and the
-    last once more: it is what a head reads. Logits of classes are compared by the divergence of their probabilities at
-    a temperature, :math:`T^2\, \mathrm{KL}(p'_T \,\|\, p_T)`, which keeps its scale whatever T is; a single logit is a
-    score, and compared by half its squared difference.
+    final one once more, as the head reads it: after the last norm where a model has one behind its blocks. Logits of
+    classes are compared by the divergence of their probabilities at a temperature,
+    :math:`T^2\, \mathrm{KL}(p'_T \,\|\, p_T)`, which keeps its scale whatever T is; a single logit is a score, and
+    compared by half its squared difference.
 
     Attributes:
         teacher: A softmax model, frozen and in eval mode.
@@ -81,8 +82,8 @@ class Distillation:
         """
         inputs = self.inputs(batch)
         with torch.no_grad(), self.autocast():
-            target = self.teacher(**inputs, output_hidden_states=True)
-        output = model(**inputs, output_hidden_states=True)
+            target = outputs_with_states(self.teacher, inputs)
+        output = outputs_with_states(model, inputs)
         return compare_outputs(output, target, real_tokens(self.teacher, inputs), self.temperature)
 
     def of_logits(self, logits: Tensor, inputs: Mapping[str, Any]) -> Tensor:
@@ -108,7 +109,7 @@ def real_tokens(model: nn.Module, batch: Mapping[str, Any]) -> dict[int, Tensor]
         batch: With or without ``"attention_mask"``.
 
     Returns:
-        One entry or none: the length L, and (B, L), bool.
+        By the length L (B, L), bool: of the mask, and of a speech encoder before and after its adapter.
     """
     mask = batch.get("attention_mask")
     return {} if not isinstance(mask, Tensor) else {mask.shape[-1]: mask.bool(), **_frames(model, mask)}
@@ -118,16 +119,47 @@ def _frames(model: nn.Module, mask: Tensor) -> dict[int, Tensor]:
     lengths = getattr(model, "_get_feat_extract_output_lengths", None)
     if lengths is None:
         return {}
-    count = int(lengths(torch.tensor(mask.shape[-1])))
-    real = torch.arange(count, device=mask.device) < lengths(mask.sum(-1)).unsqueeze(-1)
-    return {count: real}
+    found: dict[int, Tensor] = {}
+    # hidden states are those before the adapter, logits those after it
+    for options in ({"add_adapter": False}, {}) if getattr(model.config, "add_adapter", False) else ({},):
+        count = int(lengths(torch.tensor(mask.shape[-1]), **options))
+        real = lengths(mask.sum(-1), **options).unsqueeze(-1)
+        found[count] = torch.arange(count, device=mask.device) < real
+    return found
+
+
+def outputs_with_states(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """Run a model of Transformers and keep what its head reads.
+
+    Vision and speech models normalise the last block's state before their head reads it, and the normalised one is not
+    among their ``hidden_states``: it is the ``last_hidden_state`` of the base model alone.
+
+    Args:
+        model: With or without a head, wrapped for several processes or not.
+        inputs: As the model takes them.
+
+    Returns:
+        Its outputs with ``hidden_states`` and, as far as the base model gives it, ``last_hidden_state``.
+    """
+    own = getattr(model, "module", model)
+    last: list[Tensor | None] = []
+    hook = getattr(own, "base_model", own).register_forward_hook(
+        lambda module, args, output: last.append(getattr(output, "last_hidden_state", None))
+    )
+    try:
+        outputs = model(**inputs, output_hidden_states=True)
+    finally:
+        hook.remove()
+    if last and last[-1] is not None:
+        outputs.last_hidden_state = last[-1]
+    return outputs
 
 
 def compare_outputs(student: Any, teacher: Any, real: Mapping[int, Tensor], temperature: float) -> dict[str, Tensor]:
     """Compare the outputs of two models of Transformers, see :class:`Distillation`.
 
     Args:
-        student: With hidden states, logits, or both; as far as it has a gradient, so have the losses.
+        student: Of :func:`outputs_with_states`; as far as it has a gradient, so have the losses.
         teacher: The same.
         real: Of :func:`real_tokens`.
         temperature: T.
@@ -136,13 +168,21 @@ def compare_outputs(student: Any, teacher: Any, real: Mapping[int, Tensor], temp
         ``"hidden"`` and ``"logits"``, as far as there are any.
 
     Raises:
-        InputError: There are neither.
+        InputError: There are neither, or one model has more hidden states than the other.
     """
     losses: dict[str, Tensor] = {}
     hidden, target = (_hidden_states(outputs) for outputs in (student, teacher))
+    if len(hidden) != len(target):
+        raise InputError(
+            f"the student gave the states of {len(hidden)} blocks and the teacher those of {len(target)}: a model in "
+            f"training skips blocks where its config.layerdrop is above 0. Set it to 0 for the distillation."
+        )
     if hidden:
         blocks = torch.stack([_relative_error(h, t, real) for h, t in zip(hidden, target, strict=True)])
-        losses["hidden"] = blocks.mean() + blocks[-1]
+        final, wanted = (getattr(outputs, "last_hidden_state", None) for outputs in (student, teacher))
+        if final is None or wanted is None:
+            final, wanted = hidden[-1], target[-1]
+        losses["hidden"] = blocks.mean() + _relative_error(final, wanted, real)
     logits = getattr(student, "logits", None)
     if logits is not None:
         losses["logits"] = logits_loss(logits, teacher.logits, real, temperature)

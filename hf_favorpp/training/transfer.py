@@ -23,7 +23,13 @@ from hf_favorpp.errors import ConfigError, ConversionError, InputError
 from hf_favorpp.nn import FavorppFeatures, Probe, converted_layers
 from hf_favorpp.observing import has_towers, observing, tower_for
 from hf_favorpp.rules import require_int
-from hf_favorpp.training.distillation import Inputs, compare_outputs, real_tokens, without_labels
+from hf_favorpp.training.distillation import (
+    Inputs,
+    compare_outputs,
+    outputs_with_states,
+    real_tokens,
+    without_labels,
+)
 from hf_favorpp.training.layer_losses import LOSSES
 from hf_favorpp.training.loop import train
 from hf_favorpp.training.settings import LoopSettings
@@ -293,8 +299,8 @@ class _Outputs(_Part):
         """Return the losses of hidden states and logits, as far as there are any."""
         tower, inputs = self.inputs(batch)
         with torch.no_grad(), observing(self.layers, exact=True):
-            target = tower(**inputs, output_hidden_states=True)
-        output = tower(**inputs, output_hidden_states=True)
+            target = outputs_with_states(tower, inputs)
+        output = outputs_with_states(tower, inputs)
         losses = compare_outputs(output, target, real_tokens(tower, inputs), TEMPERATURE)
         self.names = self.short_names = list(losses)
         values = torch.stack(list(losses.values()))

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import evaluate
 import imagenet
 import pytest
+import stages
 import torch
 from imagenet_images import CentreView
 from imagenet_model import Normalisation
@@ -103,6 +104,50 @@ def test_the_twin_is_converted_and_trained_on(tiny_vision, photos, tmp_path, cap
     again = imagenet.main([*argv, "--weight_decay", "0", "--resume_from_checkpoint", "latest"])
     assert (tmp_path / "softmax/results.json").stat().st_mtime_ns == written, "a finished twin does not run again"
     assert again["history"] == results["history"]
+
+
+STAGES = ("--transfer_steps", "10", "--distil_steps", "20", "--kd_weight", "0.5", "--statistics", "calibrated")
+
+
+def stage_run(monkeypatch, argv):
+    """Run imagenet.py; return its results, its models by attention, and which parameters the transfer changed."""
+    models, moved = {}, {}
+    build, transfer = imagenet.build_model, stages.transfer_attention
+
+    def build_and_keep(args, label_names):
+        models[args.attention] = build(args, label_names)
+        return models[args.attention]
+
+    def transfer_and_compare(model, *args, **options):
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        transfer(model, *args, **options)
+        moved.update((name, not torch.equal(before[name], tensor)) for name, tensor in model.named_parameters())
+
+    monkeypatch.setattr(imagenet, "build_model", build_and_keep)
+    monkeypatch.setattr(stages, "transfer_attention", transfer_and_compare)
+    return imagenet.main(argv), models, moved
+
+
+def test_transfer_distillation_and_task_in_one_command(tiny_vision, photos, tmp_path, monkeypatch):
+    more = (*STAGES, *PAPER, "--teacher", str(tiny_vision["classifier"]), "--evaluate_first")
+    results, models, moved = stage_run(monkeypatch, arguments(tiny_vision["vit"], photos, tmp_path, *more))
+    assert {"initial_metrics", "transfer", "distil", "metrics"} <= set(
+        json.loads((tmp_path / "results.json").read_text())
+    )
+    assert [results[stage]["steps"] for stage in ("transfer", "distil")] == [10, 20]
+    assert [set(results[stage]["metrics"]) for stage in ("transfer", "distil")] == [{"top1", "top5"}] * 2
+    assert {step: len(layers) for step, layers in results["transfer"]["layer_losses"].items()} == {"10": 2}
+    losses = results["distil"]["losses"]
+    assert set(losses) == {"10", "20"}
+    assert 0 < losses["20"] < losses["10"]
+    features = {name for name in moved if ".favorpp." in name}
+    assert {name for name, changed in moved.items() if changed} == features != set()
+    teacher = AutoModelForImageClassification.from_pretrained(tiny_vision["classifier"]).state_dict()
+    assert all(torch.equal(tensor, teacher[name]) for name, tensor in models["softmax"].state_dict().items())
+    assert (results["saved"], results["completed_steps"]) == ("ema", 6)
+    averaged = dict(AutoModelForImageClassification.from_pretrained(tmp_path).named_parameters())
+    distance = {name: (tensor - averaged[name]).abs().max() for name, tensor in models["favor++"].named_parameters()}
+    assert max(distance.values()) < 0.05, "the average begins with what the stages made"
 
 
 def test_a_linear_probe_leaves_the_model_as_it_was(tiny_vision, photos, tmp_path):
@@ -232,6 +277,49 @@ class SureOf(torch.nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
         assert pixel_values.dtype == torch.float32
         return SimpleNamespace(logits=self.logits.expand(len(pixel_values), 6))
+
+
+@pytest.mark.parametrize(("share", "labels_matter"), [("1", False), ("0.5", True)])
+def test_the_teacher_sees_the_mixed_images_and_its_share_takes_that_of_the_labels(
+    share, labels_matter, tiny_vision, photos, tmp_path, monkeypatch
+):
+    more = ("--teacher", str(tiny_vision["classifier"]), "--kd_weight", share, "--mixup", "0.8", "--cutmix", "1")
+    found = capture(monkeypatch, arguments(tiny_vision["vit"], photos, tmp_path, *more, "--attention", "softmax"))
+    model, batch = found["model"].eval(), next(iter(found["loader"]))
+    losses = []
+    for shift in (0, 1):
+        torch.manual_seed(0)
+        labels = (batch["labels"] + shift) % len(CLASSES)
+        losses.append(found["compute_loss"](model, {**batch, "labels": labels}).item())
+    assert (losses[0] != pytest.approx(losses[1])) == labels_matter
+    assert (losses == pytest.approx([0, 0], abs=1e-6)) != labels_matter, "the student is its teacher"
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.classifier.weight.add_(torch.randn_like(model.classifier.weight))
+    assert found["compute_loss"](model, batch).item() > 0.01
+
+
+def test_the_stages_know_what_must_not_decay(tiny_vision, photos, tmp_path, monkeypatch):
+    held = {}
+
+    def train(accelerator, model, optimizer, *args, **more):
+        held.update({id(parameter): group for group in optimizer.param_groups for parameter in group["params"]})
+        held.update(model=model)
+        raise TrainingBeginsError
+
+    monkeypatch.setattr(stages, "train", train)
+    more = ("--teacher", str(tiny_vision["classifier"]), "--distil_steps", "1", "--distil_learning_rate", "1e-3")
+    more += ("--weight_decay", "0.1", "--layer_decay", "0.5")
+    with pytest.raises(TrainingBeginsError):
+        imagenet.main(arguments(tiny_vision["vit"], photos, tmp_path, *more))
+    parameters = dict(held["model"].named_parameters())
+    groups = {name: held[id(parameter)] for name, parameter in parameters.items()}
+    assert groups["vit.embeddings.cls_token"]["weight_decay"] == 0
+    assert groups["classifier.weight"]["weight_decay"] == pytest.approx(0.1)
+    assert [groups[name]["lr"] for name in ("vit.embeddings.cls_token", "classifier.weight")] == pytest.approx([
+        1.25e-4,
+        1e-3,
+    ])
 
 
 def test_without_options_the_loss_is_cross_entropy_and_nothing_is_mixed(tiny_vision, photos, tmp_path, monkeypatch):

@@ -160,6 +160,18 @@ SOURCES = ["--data_dir", "x", "--model_type", "wav2vec2"]
         ([*SOURCES, "--digits_per_string", "0"], "--digits_per_string must be at least 1, got 0"),
         ([*SOURCES, "--max_duration_s", "0"], "--max_duration_s must be above 0"),
         ([*SOURCES, "--text_case", "title"], "invalid choice"),
+        ([*SOURCES, "--distil_steps", "1"], "--distil_steps needs a teacher"),
+        ([*SOURCES, "--transfer_steps", "1", "--redraw_every", "2"], "--redraw_every would undo what"),
+        ([*SOURCES, "--learnable", "projections", "--recalibrate_every", "2"], "--recalibrate_every would undo what"),
+        ([*SOURCES, "--kd_weight", "0.5"], "--kd_weight needs a teacher"),
+        ([*SOURCES, "--teacher", "x", "--kd_weight", "1.5"], "--kd_weight is a share and must be at most 1, got 1.5"),
+        ([*SOURCES, "--teacher", "x", "--twin"], "two softmax models"),
+        ([*SOURCES, "--transfer_steps", "1", "--attention", "relu"], "choose --attention favor.* got relu"),
+        ([*SOURCES, "--transfer_steps", "1", "--attention", "softmax"], "choose --attention favor.* got softmax"),
+        (
+            [*SOURCES, "--transfer_steps", "1", "--attention", "none", "--exact_window", "4"],
+            "choose --attention favor.* got none",
+        ),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

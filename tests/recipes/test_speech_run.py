@@ -13,6 +13,7 @@ import jiwer
 import pytest
 import soundfile
 import speech
+import stages
 import torch
 from accelerate import Accelerator
 from length_grouping import LengthGroupedSampler
@@ -137,6 +138,46 @@ def test_the_twin_is_converted_and_trained_on(tiny_speech, librispeech, tmp_path
     assert "wer x 100, before training" in capfd.readouterr().out
 
 
+STAGES = ("--transfer_steps", "10", "--distil_steps", "20", "--kd_weight", "0.5", "--evaluate_first")
+
+
+def test_transfer_distillation_and_task_in_one_command(tiny_speech, librispeech, tmp_path, monkeypatch):
+    models, moved, blocks = {}, {}, []
+    build, transfer, distil = speech.build_model, stages.transfer_attention, stages.Distillation.__call__
+
+    def build_and_keep(args, tokenizer):
+        models[args.attention] = build(args, tokenizer)
+        return models[args.attention]
+
+    def transfer_and_compare(model, *args, **options):
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        transfer(model, *args, **options)
+        moved.update((name, not torch.equal(before[name], tensor)) for name, tensor in model.named_parameters())
+
+    def distil_and_tell(self, model, batch):
+        blocks.append((model.training, model.config.layerdrop))
+        return distil(self, model, batch)
+
+    monkeypatch.setattr(speech, "build_model", build_and_keep)
+    monkeypatch.setattr(stages, "transfer_attention", transfer_and_compare)
+    monkeypatch.setattr(stages.Distillation, "__call__", distil_and_tell)
+    argv = arguments(tiny_speech, librispeech, tmp_path, "--twin", "--uptrain", *STAGES, *RANDOM[:2])
+    results = speech.main([*argv, "--distil_learning_rate", "1e-3"])
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert {"initial_metrics", "transfer", "distil", "metrics", "softmax_metrics"} <= set(written)
+    assert [results[stage]["steps"] for stage in ("transfer", "distil")] == [10, 20]
+    assert [set(results[stage]["metrics"]) for stage in ("transfer", "distil")] == [{"wer", "cer"}] * 2
+    assert {step: len(layers) for step, layers in results["transfer"]["layer_losses"].items()} == {"10": 2}
+    assert set(results["distil"]["losses"]) == {"10", "20"}
+    assert min(results["distil"]["losses"].values()) > 0
+    features = {name for name in moved if ".favorpp." in name}
+    assert {name for name, changed in moved.items() if changed} == features != set()
+    assert set(blocks) == {(True, 0.0)}, "every block of the student is compared"
+    assert models["favor++"].config.layerdrop == pytest.approx(0.3)
+    teacher = AutoModelForCTC.from_pretrained(tmp_path / "softmax").state_dict()
+    assert all(torch.equal(tensor, teacher[name]) for name, tensor in models["softmax"].state_dict().items())
+
+
 def test_the_saved_folder_is_all_that_a_pipeline_needs(tiny_speech, librispeech, tmp_path):
     untrained = ("--max_train_steps", "1", "--learning_rate", "1e-9")  # says something else of each recording
     results = speech.main(arguments(tiny_speech, librispeech, tmp_path, *untrained))
@@ -224,6 +265,32 @@ def test_options_arrive(tiny_speech, librispeech, tmp_path, monkeypatch):
     batch = next(iter(found["loader"]))
     assert found["count_tokens"](batch) == speech.real_frames(model, batch).sum()
     assert found["accelerator"].ddp_handler.find_unused_parameters
+
+
+@pytest.mark.parametrize(("share", "labels_matter"), [("1", False), ("0.5", True)])
+def test_the_share_of_the_teacher_takes_that_of_the_labels(
+    share, labels_matter, tiny_speech, librispeech, tmp_path, monkeypatch
+):
+    one = arguments(tiny_speech, librispeech, tmp_path / "one", "--attention", "softmax", "--vocabulary", "CBA")
+    speech.main([*one, "--max_train_steps", "1"])
+    argv = arguments(tiny_speech, librispeech, tmp_path / "two", "--teacher", str(tmp_path / "one"), "--kd_weight")
+    found = capture(monkeypatch, [*argv, share, "--attention", "softmax"])
+    model, batch = found["model"].eval(), next(iter(found["loader"]))
+    others = batch["labels"].flip(0)
+    losses = [found["compute_loss"](model, {**batch, "labels": each}).item() for each in (batch["labels"], others)]
+    assert (losses[0] != pytest.approx(losses[1], abs=1e-6)) == labels_matter
+    assert (losses == pytest.approx([0, 0], abs=1e-6)) != labels_matter, "the student is its teacher"
+    with torch.no_grad():
+        model.lm_head.bias[0] += 1
+    assert found["compute_loss"](model, batch).item() > 0.01
+
+
+def test_a_teacher_brings_its_characters(tiny_speech, librispeech, tmp_path, monkeypatch):
+    one = arguments(tiny_speech, librispeech, tmp_path / "one", "--attention", "softmax", "--vocabulary", "ABCZ")
+    speech.main([*one, "--max_train_steps", "1"])
+    argv = arguments(tiny_speech, librispeech, tmp_path / "two", "--teacher", str(tmp_path / "one"))
+    model = capture(monkeypatch, argv)["model"]
+    assert torch.equal(model.lm_head.weight, load_file(tmp_path / "one/model.safetensors")["lm_head.weight"])
 
 
 def test_spans_of_time_are_masked_in_training_alone(tiny_speech, librispeech, tmp_path, monkeypatch):
