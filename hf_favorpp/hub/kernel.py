@@ -63,7 +63,8 @@ def favorpp(
     if features is None:
         features = _features_of(module, query)
     query, key = query.to(value.dtype), key.to(value.dtype)
-    out: Tensor = features(query, key, value, mask, scaling, cu_seqlens, kwargs.get("max_length_q"))
+    packing = {"cu_seqlens": cu_seqlens, "max_seqlen": kwargs.get("max_length_q")}
+    out: Tensor = features(query, key, value, mask, scaling, **packing)
     return out.transpose(1, 2), None
 
 
@@ -85,6 +86,7 @@ def _options_of(module: nn.Module) -> FavorppConfig:
     reasons = {
         "statistics='calibrated'": config.statistics == "calibrated",
         "redraw": config.redraw is not None,
+        "learnable='projections'": config.learnable is not None,
         "layers": config.layers is not None,
         "a two-dimensional exact_window": isinstance(config.exact_window, tuple),
     }

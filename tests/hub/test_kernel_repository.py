@@ -73,6 +73,17 @@ def test_it_trains():
     assert model.encoder.layer[0].attention.self.query.weight.grad.abs().sum() > 0
 
 
+def test_packed_sequences_are_kept_apart(kernel):
+    module = torch.nn.Module()
+    module.is_causal = False
+    qkv = torch.randn(3, 1, 2, 12, 8).unbind(0)
+    cu_seqlens = torch.tensor([0, 5, 12])
+    out, _ = kernel.favorpp(module, *qkv, None, cu_seq_lens_q=cu_seqlens, max_length_q=7)
+    for begin, end in ((0, 5), (5, 12)):
+        alone, _ = kernel.favorpp(module, *(t[:, :, begin:end] for t in qkv), None)
+        torch.testing.assert_close(out[:, begin:end], alone)
+
+
 def test_the_fused_operators_are_those_of_the_repository(kernel):
     attention = sys.modules[f"{kernel.__name__}.attention"]
     assert attention.favorpp_attention.__module__ == f"{kernel.__name__}.attention.dispatch"
@@ -105,7 +116,9 @@ def test_what_it_cannot_do_is_refused(kernel):
         kernel.favorpp(module, *qkv, torch.ones(1, 1, 5, 5, dtype=torch.bool))
     with pytest.raises(Exception, match="asks for sliding_window"):
         kernel.favorpp(module, *qkv, None, sliding_window=4)
-    for options, name in (({"statistics": "calibrated"}, "calibrated"), ({"layers": [1]}, "layers")):
+    refused = {"statistics": "calibrated", "layers": [1], "learnable": "projections", "redraw": {"every": 2}}
+    for name, value in refused.items():
+        options = {name: value}
         module.config = type("Config", (), {"favorpp": options})
         with pytest.raises(Exception, match=f"config.favorpp has .*{name}.*Install hf-favorpp"):
             kernel.favorpp(module, *qkv, None)
