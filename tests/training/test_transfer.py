@@ -210,6 +210,26 @@ def test_two_ranks_learn_what_one_learns_from_batches_of_twice_the_size(tmp_path
         assert difference < 0.3 * moved, name
 
 
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["output", "weights", "outputs of the model"])
+def test_no_tensor_grows_with_the_square_of_the_length(part):
+    model = tiny_model("bert", AutoModelForSequenceClassification, max_position_embeddings=2048)
+    convert_to_favorpp(model, FavorppConfig(num_features=8, learnable="projections", exact_window=16))
+    aligned = part.startswith("outputs")
+    options = {"align_steps": 1} if aligned else {"loss": part}
+    largest = []
+    for length in (1024, 2048):
+        batch = token_batch(length - 7, length=length)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            transfer_attention(model, [batch], 0 if aligned else 1, **options)
+        events = profile.profiler.kineto_results.events()
+        largest.append(max(event.nbytes() for event in events if event.name() == "[memory]"))
+    assert largest[1] <= 2.1 * largest[0]
+    assert largest[1] < 4 * 2048 * 2048
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
