@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.fitting import fit_quadrature
 from hf_favorpp.features.gerf import quadrature
@@ -20,7 +19,7 @@ from hf_favorpp.features.pairs import PairSample, real_tokens_first, sample_pair
 from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments, scaled
-from hf_favorpp.nn import FavorppFeatures, converted_layers
+from hf_favorpp.nn import AttentionCall, FavorppFeatures, converted_layers
 from hf_favorpp.observing import evaluating, has_towers, observing, tower_for
 from hf_favorpp.rules import require_int, require_statistics_are_used
 
@@ -137,17 +136,9 @@ class _Observer:
         self.fits = layer.config.candidates_per_feature > 1
         self.tokens_left = SAMPLE_TOKENS // _num_processes()
 
-    def watch(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        scaling: float | None,
-        relative_positions: RelativePositions | None,
-        output: Tensor,
-    ) -> None:
+    def watch(self, call: AttentionCall) -> None:
         """Accumulate moments, and keep some sequences; with relative positions projections are not chosen."""
+        query, key, _, key_mask, scaling, relative_positions, _ = call
         self.called = True
         x, y = scaled(query, key, scaling)
         self.moments.update(x, y, key_mask)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,31 @@ from hf_favorpp.features.preconditioning import Preconditioner, precondition
 from hf_favorpp.features.projection import draw_projections
 from hf_favorpp.features.statistics import RunningMoments
 
-Probe = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, RelativePositions | None, Tensor], None]
-"""Sees query, key, value, key_mask, scaling and relative positions of a layer, as :meth:`FavorppFeatures.forward`, and
-what the layer made of them, (B, H, Lq, D)."""
+
+class AttentionCall(NamedTuple):
+    """What a layer was called with, as :meth:`FavorppFeatures.forward` takes it, and what it made of that.
+
+    Attributes:
+        query: (B, H, Lq, d).
+        key: (B, H_kv, Lk, d).
+        value: (B, H_kv, Lk, D).
+        key_mask: (B, Lk), bool, True = real token, or None.
+        scaling: Factor of the logits; None means d^-1/2.
+        relative_positions: What is added to the logits by distance, or None.
+        output: (B, H, Lq, D).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    scaling: float | None
+    relative_positions: RelativePositions | None
+    output: Tensor
+
+
+Probe = Callable[[AttentionCall], None]
+"""Sees every call of a layer."""
 
 CALIBRATION_BUFFERS = (*Preconditioner._fields, "log_weights")
 LEARNABLE = ("omega", "omega_key", "log_weights")
@@ -45,7 +67,7 @@ class FavorppFeatures(nn.Module):
             ``calibration_index``, how many there were.
         calibrated: Whether those are there. False with statistics of each sequence.
         exact: Attend by softmax, as before the conversion.
-        probe: Called with inputs and output of every forward, exact or not; None does nothing.
+        probe: Sees every forward, exact or not; None does nothing.
         grid: How the tokens lie in the image, given their number, for a two-dimensional ``exact_window``.
         reads_padding: Serve padded queries too, through features alone, because the model reads what comes of them.
         replaced: The attention implementation that the conversion replaced; None where it is not known, as in a

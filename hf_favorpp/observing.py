@@ -61,7 +61,7 @@ def observing(layers: list[FavorppFeatures], probes: list[Probe] | None = None, 
 
     Args:
         layers: The converted layers.
-        probes: One per layer, called with its inputs and output; None for none.
+        probes: One per layer, which sees its calls; None for none.
         exact: Whether the layers attend by softmax meanwhile, as before the conversion.
 
     Yields:

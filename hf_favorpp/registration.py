@@ -20,6 +20,7 @@ from hf_favorpp.attention.packing import pack, packing_mask, unpack
 from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.convert import IMPLEMENTATION
 from hf_favorpp.errors import ConversionError, InputError, UnsupportedModelError
+from hf_favorpp.nn import AttentionCall
 
 
 def register() -> None:
@@ -103,7 +104,7 @@ def attention_forward(
     else:
         out = features(*seen).transpose(1, 2)
     if features is not None and features.probe is not None:
-        features.probe(*seen, out.transpose(1, 2))
+        features.probe(AttentionCall(*seen, out.transpose(1, 2)))
     if cu_seqlens is not None:
         out = pack(out.transpose(1, 2), cu_seqlens).transpose(1, 2)
     return out, None

@@ -17,7 +17,7 @@ from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
 from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
-from hf_favorpp.nn import FavorppFeatures, converted_layers
+from hf_favorpp.nn import AttentionCall, FavorppFeatures, converted_layers
 from hf_favorpp.observing import evaluating, observing, tower_for
 from hf_favorpp.report_table import ApproximationReport, HeadReport, judge
 
@@ -94,17 +94,9 @@ class _Observer:
         self.first_tokens = 0
         self.saw_far = False
 
-    def watch(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        scaling: float | None,
-        relative_positions: RelativePositions | None,
-        output: Tensor,
-    ) -> None:
+    def watch(self, call: AttentionCall) -> None:
         """Add what one call of the layer shows; see :data:`hf_favorpp.nn.Probe`."""
+        query, key, value, key_mask, scaling, relative_positions, _ = call
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         real_key = query.new_ones(key.shape[0], key.shape[2], dtype=torch.bool) if key_mask is None else key_mask
         square = query.shape[2] == key.shape[2]

@@ -25,14 +25,14 @@ def converted(config=SMALL, model_type="bert", **options):
 def real_queries_and_keys(model, data, layer=0):
     """Scaled queries and keys of real tokens in the softmax model, (H, tokens, d) each, float64."""
     seen = []
-    watch = [lambda *inputs: None] * len(converted_layers(model))
-    watch[layer] = lambda *inputs: seen.append(inputs)
+    watch = [lambda call: None] * len(converted_layers(model))
+    watch[layer] = seen.append
     with torch.no_grad(), observing(converted_layers(model), watch, exact=True):
         for batch in data:
             model(**batch)
     sides = []
-    for side in (0, 1):
-        tokens = [inputs[side].transpose(0, 1)[:, inputs[3]] * inputs[4] ** 0.5 for inputs in seen]
+    for side in ("query", "key"):
+        tokens = [getattr(call, side).transpose(0, 1)[:, call.key_mask] * call.scaling**0.5 for call in seen]
         sides.append(torch.cat(tokens, dim=1).to(F64))
     return sides
 

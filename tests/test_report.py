@@ -56,7 +56,8 @@ def captured(model, batch):
     layers, seen = converted_layers(model), {}
 
     def probe_of(layer):
-        def probe(query, key, value, key_mask, scaling, *_):
+        def probe(call):
+            query, key, value, key_mask, scaling, *_ = call
             out = layer(query, key, value, key_mask, scaling)
             root = (query.shape[-1] ** -0.5 if scaling is None else scaling) ** 0.5
             groups = query.shape[1] // key.shape[1]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from hf_favorpp.attention.relative_positions import RelativePositions
 from hf_favorpp.errors import ConfigError
 from hf_favorpp.features.gerf import feature_nodes
 from hf_favorpp.features.pairs import divergence, real_tokens_first, sample_pairs
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import scaled, sequence_statistics
-from hf_favorpp.nn import FavorppFeatures
+from hf_favorpp.nn import AttentionCall, FavorppFeatures
 
 LONGEST = 4096
 """Tokens of a sequence whose attention weights are compared."""
@@ -26,13 +23,13 @@ class LayerLoss:
         """Begin with nothing, for a converted layer whose features can learn."""
         self.layer, self.called = layer, False
 
-    def watch(self, *seen: Any) -> None:
+    def watch(self, call: AttentionCall) -> None:
         """See :data:`hf_favorpp.nn.Probe`; the softmax model runs without gradient, the features do not."""
         self.called = True
         with torch.enable_grad():
-            self.add(*seen)
+            self.add(call)
 
-    def add(self, *seen: Any) -> None:
+    def add(self, call: AttentionCall) -> None:
         """Add what one call of the layer shows."""
         raise NotImplementedError
 
@@ -49,17 +46,9 @@ class OutputError(LayerLoss):
         super().__init__(layer)
         self.error = self.size = torch.zeros((), device=layer.omega.device)
 
-    def add(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        scaling: float | None,
-        relative_positions: RelativePositions | None,
-        output: Tensor,
-    ) -> None:
+    def add(self, call: AttentionCall) -> None:
         """Attend to the same through features."""
+        query, key, value, key_mask, scaling, relative_positions, output = call
         exact = output.float()
         error = (self.layer(query, key, value, key_mask, scaling, relative_positions).float() - exact).square()
         size = exact.square()
@@ -81,17 +70,9 @@ class Divergence(LayerLoss):
         super().__init__(layer)
         self.found: list[Tensor] = []
 
-    def add(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        scaling: float | None,
-        relative_positions: RelativePositions | None,
-        output: Tensor,
-    ) -> None:
+    def add(self, call: AttentionCall) -> None:
         """Draw queries, and compare their weights."""
+        query, key, _, key_mask, scaling, relative_positions, _ = call
         if relative_positions is not None:
             raise ConfigError(
                 "loss='weights' does not know positions that are added to the logits by distance: use loss='output'."
