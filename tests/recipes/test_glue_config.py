@@ -14,6 +14,7 @@ from command_line import parse_arguments
 from glue_arguments import GlueArguments
 from glue_metrics import METRICS
 from glue_model import resolve_model
+from stage_refusals import STAGES_REFUSED
 from tiny_glue import ROOT, write_book, write_documents
 from uptraining import ModelError, favorpp_config
 
@@ -145,18 +146,7 @@ def test_a_file_that_says_something_unknown_is_refused(text, message, tmp_path, 
         ([*FAR_ANSWERS[:4]], "far_answers needs --data_dir, with QNLI/dev.tsv, and --filler_file"),
         ([*FAR_ANSWERS, "--validation_every", "5"], "leave out --validation_every"),
         ([*FAR_ANSWERS, "--max_length", "63"], "--max_length must be at least 64 for far_answers, got 63"),
-        (["--distil_steps", "1"], "--distil_steps needs a teacher"),
-        (["--transfer_steps", "1", "--redraw_every", "2"], "--redraw_every would undo what"),
-        (["--learnable", "projections", "--recalibrate_every", "2"], "--recalibrate_every would undo what"),
-        (["--kd_weight", "0.5"], "--kd_weight needs a teacher"),
-        (["--teacher", "x", "--kd_weight", "1.5"], "--kd_weight is a share and must be at most 1, got 1.5"),
-        (["--teacher", "x", "--twin"], "two softmax models"),
-        (["--transfer_steps", "1", "--attention", "relu"], "choose --attention favor.* got relu"),
-        (["--transfer_steps", "1", "--attention", "softmax"], "choose --attention favor.* got softmax"),
-        (
-            ["--transfer_steps", "1", "--attention", "none", "--exact_window", "4"],
-            "choose --attention favor.* got none",
-        ),
+        *STAGES_REFUSED,
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

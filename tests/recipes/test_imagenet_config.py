@@ -10,6 +10,7 @@ import pytest
 import yaml
 from command_line import parse_arguments
 from imagenet_arguments import ImageNetArguments
+from stage_refusals import STAGES_REFUSED
 from tiny_glue import ROOT
 from uptraining import favorpp_config
 
@@ -133,18 +134,7 @@ SOURCES = ["--train_dir", "x", "--model_type", "vit"]
         ([*SOURCES, "--image_size", "0"], "--image_size must be at least 1"),
         ([*SOURCES, "--exact_window", "1", "2", "3"], "one number or a tile's two sides"),
         ([*SOURCES, "--twin", "--attention", "softmax"], "--twin compares"),
-        ([*SOURCES, "--distil_steps", "1"], "--distil_steps needs a teacher"),
-        ([*SOURCES, "--transfer_steps", "1", "--redraw_every", "2"], "--redraw_every would undo what"),
-        ([*SOURCES, "--learnable", "projections", "--recalibrate_every", "2"], "--recalibrate_every would undo what"),
-        ([*SOURCES, "--kd_weight", "0.5"], "--kd_weight needs a teacher"),
-        ([*SOURCES, "--teacher", "x", "--kd_weight", "1.5"], "--kd_weight is a share and must be at most 1, got 1.5"),
-        ([*SOURCES, "--teacher", "x", "--twin"], "two softmax models"),
-        ([*SOURCES, "--transfer_steps", "1", "--attention", "relu"], "choose --attention favor.* got relu"),
-        ([*SOURCES, "--transfer_steps", "1", "--attention", "softmax"], "choose --attention favor.* got softmax"),
-        (
-            [*SOURCES, "--transfer_steps", "1", "--attention", "none", "--exact_window", "4"],
-            "choose --attention favor.* got none",
-        ),
+        *(([*SOURCES, *argv], message) for argv, message in STAGES_REFUSED),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):

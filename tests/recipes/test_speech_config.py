@@ -10,6 +10,7 @@ import speech
 import yaml
 from command_line import parse_arguments
 from speech_arguments import SpeechArguments
+from stage_refusals import STAGES_REFUSED
 from tiny_glue import ROOT
 from tiny_speech import TINY_SPECTRA, save_encoder, write_digits
 from transformers import AutoConfig
@@ -160,18 +161,7 @@ SOURCES = ["--data_dir", "x", "--model_type", "wav2vec2"]
         ([*SOURCES, "--digits_per_string", "0"], "--digits_per_string must be at least 1, got 0"),
         ([*SOURCES, "--max_duration_s", "0"], "--max_duration_s must be above 0"),
         ([*SOURCES, "--text_case", "title"], "invalid choice"),
-        ([*SOURCES, "--distil_steps", "1"], "--distil_steps needs a teacher"),
-        ([*SOURCES, "--transfer_steps", "1", "--redraw_every", "2"], "--redraw_every would undo what"),
-        ([*SOURCES, "--learnable", "projections", "--recalibrate_every", "2"], "--recalibrate_every would undo what"),
-        ([*SOURCES, "--kd_weight", "0.5"], "--kd_weight needs a teacher"),
-        ([*SOURCES, "--teacher", "x", "--kd_weight", "1.5"], "--kd_weight is a share and must be at most 1, got 1.5"),
-        ([*SOURCES, "--teacher", "x", "--twin"], "two softmax models"),
-        ([*SOURCES, "--transfer_steps", "1", "--attention", "relu"], "choose --attention favor.* got relu"),
-        ([*SOURCES, "--transfer_steps", "1", "--attention", "softmax"], "choose --attention favor.* got softmax"),
-        (
-            [*SOURCES, "--transfer_steps", "1", "--attention", "none", "--exact_window", "4"],
-            "choose --attention favor.* got none",
-        ),
+        *(([*SOURCES, *argv], message) for argv, message in STAGES_REFUSED),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(argv, message, capsys):
