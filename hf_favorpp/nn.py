@@ -367,6 +367,16 @@ class FavorppFeatures(nn.Module):
             self.calibrated = True
 
 
+def named_layers(model: nn.Module) -> dict[str, FavorppFeatures]:
+    """Return the features of every converted layer by the names of their attention modules, in order."""
+    return {name.rpartition(".")[0]: m for name, m in model.named_modules() if isinstance(m, FavorppFeatures)}
+
+
+def learnable_parameters(model: nn.Module) -> set[int]:
+    """Return the ``id`` of every parameter of a model that is a learnable projection, or the weight of one."""
+    return {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
+
+
 def converted_layers(model: nn.Module) -> list[FavorppFeatures]:
     """Return the features of every converted layer, in order.
 

@@ -26,7 +26,7 @@ from hf_favorpp.families.plan import build_features, configurations, plan_loadin
 from hf_favorpp.hub.card import complete_card, write_card
 from hf_favorpp.hub.remote import auto_map, forget_auto_map, write_remote_file
 from hf_favorpp.hub.upload import prepare_upload
-from hf_favorpp.nn import CALIBRATION_BUFFERS, LEARNABLE, FavorppFeatures, converted_layers
+from hf_favorpp.nn import CALIBRATION_BUFFERS, LEARNABLE, FavorppFeatures, learnable_parameters
 
 Original = Callable[..., Any]
 """The method that a hook stands before, bound to its model."""
@@ -286,7 +286,7 @@ def decay_parameter_names(original: Original, trainer: Any, model: nn.Module) ->
     Returns:
         Names of parameters.
     """
-    features = {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
+    features = learnable_parameters(model)
     learnt = {name for name, parameter in model.named_parameters() if id(parameter) in features}
     return [name for name in original(model) if name not in learnt]
 

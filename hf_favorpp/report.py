@@ -17,7 +17,7 @@ from hf_favorpp.errors import ConversionError, InputError
 from hf_favorpp.features.preconditioning import precondition
 from hf_favorpp.features.statistics import sequence_statistics
 from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
-from hf_favorpp.nn import AttentionCall, FavorppFeatures, converted_layers
+from hf_favorpp.nn import AttentionCall, FavorppFeatures, converted_layers, named_layers
 from hf_favorpp.observing import evaluating, observing, tower_for
 from hf_favorpp.report_table import ApproximationReport, HeadReport, judge
 
@@ -47,7 +47,7 @@ def approximation_report(model: nn.Module, batch: Mapping[str, Any]) -> Approxim
             layer.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
-    layers = {name.rpartition(".")[0]: m for name, m in model.named_modules() if isinstance(m, FavorppFeatures)}
+    layers = named_layers(model)
     if not layers:
         raise ConversionError(f"{type(model).__name__} is not converted; call convert_to_favorpp(model) first.")
     if not isinstance(batch, Mapping) or not any(isinstance(t, Tensor) for t in batch.values()):

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from command_line import flag
 
+from hf_favorpp.rules import CHOSEN_KERNELS
+
 TransferLoss = Literal["output", "weights"]
 Attention = Literal["softmax", "favor++", "favor+", "relu", "elu", "trig", "favor+hyperbolic", "uniform", "none"]
 Scheduler = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
@@ -18,7 +20,6 @@ FEATURE_ARGUMENTS = (
     *("layers", "redraw_every", "redraw_until", "recalibrate_every", "recalibrate_until", "learnable"),
 )
 STAGES = ("transfer_steps", "distil_steps", "kd_weight")
-LEARNABLE_ATTENTIONS = ("favor++", "favor+")
 
 
 @dataclass
@@ -32,7 +33,7 @@ class UptrainingArguments:
         "max_train_steps": (0, "at least"),
         **dict.fromkeys(("checkpoint_limit", "calibration_samples"), (1, "at least")),
         **dict.fromkeys(("seed", "num_warmup_steps", "warmup_ratio", "weight_decay"), (0, "at least")),
-        **dict.fromkeys(("transfer_steps", "distil_steps", "kd_weight"), (0, "at least")),
+        **dict.fromkeys(STAGES, (0, "at least")),
         **dict.fromkeys(("learning_rate", "max_grad_norm", "kd_temperature"), (0, "above")),
         **dict.fromkeys(("transfer_learning_rate", "distil_learning_rate", "uptrain_learning_rate"), (0, "above")),
         "feature_learning_rate": (0, "above"),
@@ -184,9 +185,9 @@ class UptrainingArguments:
             if getattr(self, name) and self.teacher is None and not self.uptrain:
                 raise ValueError(f"--{name} needs a teacher: give --teacher, or --twin and --uptrain.")
         if self.transfer_steps:
-            if self.attention not in LEARNABLE_ATTENTIONS:
+            if self.attention not in CHOSEN_KERNELS:
                 raise ValueError(
-                    f"--transfer_steps learns features: choose --attention {' or '.join(LEARNABLE_ATTENTIONS)}, got "
+                    f"--transfer_steps learns features: choose --attention {' or '.join(CHOSEN_KERNELS)}, got "
                     f"{self.attention}."
                 )
             self.learnable = self.learnable or "projections"

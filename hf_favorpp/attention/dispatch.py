@@ -15,6 +15,7 @@ from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.preconditioning import Preconditioner
 from hf_favorpp.features.statistics import Statistics
 from hf_favorpp.rules import (
+    CHOSEN_KERNELS,
     POSITIVE_KERNELS,
     WITHOUT_PROJECTIONS,
     require_choice,
@@ -228,7 +229,7 @@ def _check_statistics(
 def _check_of_projections(name: str, tensor: object, shape: tuple[int, ...], kernel: str) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}.")
-    if kernel not in ("favor++", "favor+"):
+    if kernel not in CHOSEN_KERNELS:
         raise ConfigError(f"{name} needs kernel='favor++' or 'favor+', got kernel={kernel!r}.")
     if tensor.shape != shape:
         raise InputError(f"{name} must have a shape that fits omega, {shape}, got {tuple(tensor.shape)}.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_favorpp.nn import converted_layers
+from hf_favorpp.nn import learnable_parameters
 from hf_favorpp.training.depth import parameter_depths
 
 
@@ -40,7 +40,7 @@ def parameter_groups(
     """
     depths = {} if layer_decay is None else parameter_depths(model)
     top = max(depths.values(), default=0)
-    features = {id(parameter) for layer in converted_layers(model) for parameter in layer.parameters()}
+    features = learnable_parameters(model)
     groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hf_favorpp.errors import ConfigError, ConversionError, InputError
-from hf_favorpp.nn import FavorppFeatures, Probe, converted_layers
-from hf_favorpp.observing import has_towers, observing, tower_for
+from hf_favorpp.nn import FavorppFeatures, Probe, converted_layers, learnable_parameters, named_layers
+from hf_favorpp.observing import evaluating, has_towers, observing, tower_for
 from hf_favorpp.rules import require_int
 from hf_favorpp.training.distillation import (
     Inputs,
@@ -113,7 +113,7 @@ def transfer_attention(
         (_Attention, steps, learning_rate),
         (_Outputs, align_steps, align_learning_rate),
     )
-    with _alone(model, list(layers.values())):
+    with _alone(model):
         for kind, count, rate in parts:
             if count:
                 folder = None if checkpoint_dir is None else Path(checkpoint_dir, kind.NAME)
@@ -136,7 +136,7 @@ def transfer_attention(
 
 def _learnable_layers(model: nn.Module) -> dict[str, FavorppFeatures]:
     """Return the features by the names of their attention modules."""
-    layers = {name.rpartition(".")[0]: m for name, m in model.named_modules() if isinstance(m, FavorppFeatures)}
+    layers = named_layers(model)
     if not layers:
         raise ConversionError(f"{type(model).__name__} is not converted; call convert_to_favorpp(model) first.")
     for name, layer in layers.items():
@@ -161,24 +161,20 @@ def _as_loader(dataloader: Iterable[Mapping[str, Any]]) -> DataLoader[Any]:
 
 
 @contextmanager
-def _alone(model: nn.Module, layers: list[FavorppFeatures]) -> Generator[None]:
+def _alone(model: nn.Module) -> Generator[None]:
     """Let features be all that has a gradient for a while, in eval mode."""
-    features = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    features = learnable_parameters(model)
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    training = [module for module in model.modules() if module.training]
-    model.eval()
     for parameter, _ in before:
         parameter.requires_grad_(id(parameter) in features)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with evaluating(model), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         for parameter, required in before:
             parameter.requires_grad_(required)
             if id(parameter) in features:
                 parameter.grad = None
-        for module in training:
-            module.training = True
 
 
 def _learn(
