@@ -42,6 +42,8 @@ CLAIMS = (
     *(("GeomRF+", "PosRF", regime, bound) for regime, bound in (("normal", 75), ("heterogen", 125), ("mnist", 7))),
 )
 """By how many nats the paper has the variance of the first below that of the second, at sigma = 1."""
+AT = "1.0"
+"""The sigma of the claims."""
 FIGURE_1_DIM, FIGURE_1_SQ_NORM, FIGURE_1_BOUND = 64, 100.0, 60
 """OPRF over PosRF at |x + y|^2 = 100 and d = 64 (Figure 1, right)."""
 
@@ -145,7 +147,7 @@ def measure(args: VarianceArguments, digits: Tensor | None) -> Found:
         for name, parts in values.items():
             all_pairs = torch.cat(parts)
             of_sigma = {"mean": all_pairs.mean().item(), "std": all_pairs.std().item()}
-            found.setdefault(regime, {}).setdefault(name, {})[f"{sigma:g}"] = of_sigma
+            found.setdefault(regime, {}).setdefault(name, {})[str(float(sigma))] = of_sigma
     return found
 
 
@@ -185,10 +187,10 @@ def check_claims(found: Found) -> pd.DataFrame:
         A row per claim whose regime, methods and sigma = 1 were measured, and one for Figure 1.
     """
     rows: list[tuple[str, str, float, float]] = [
-        (f"{better} below {worse}", regime, bound, methods[worse]["1"]["mean"] - methods[better]["1"]["mean"])
+        (f"{better} below {worse}", regime, bound, methods[worse][AT]["mean"] - methods[better][AT]["mean"])
         for better, worse, regime, bound in CLAIMS
         for methods in [found.get(regime, {})]
-        if "1" in methods.get(better, {}) and "1" in methods.get(worse, {})
+        if AT in methods.get(better, {}) and AT in methods.get(worse, {})
     ]
     u = torch.tensor([FIGURE_1_SQ_NORM], dtype=torch.float64)
     rows.append(("OPRF below PosRF", "|x + y|^2 = 100, d = 64", FIGURE_1_BOUND, oprf_gain(u, FIGURE_1_DIM).item()))

@@ -34,7 +34,19 @@ def test_the_file_holds_what_other_programs_read(folder, tmp_path, capsys):
     output, details, figure = (tmp_path / "new" / name for name in ("out.json", "details.json", "figure.png"))
     methods, names = [*ESTIMATORS[:8], "exact"], ["banknote", "car"]
     words = ["--data_dir", str(folder), "--output_json", str(output), "--details_json", str(details), "--seeds", "2"]
-    words += ["--figure", str(figure), "--sigmas", "0.3", "1.0", "--datasets", *names, "--num_features", "64"]
+    words += [
+        "--methods",
+        *methods,
+        "--figure",
+        str(figure),
+        "--sigmas",
+        "0.3",
+        "1.0",
+        "--datasets",
+        *names,
+        "--num_features",
+        "64",
+    ]
     main(words)
     found = json.loads(output.read_text())
     assert set(found) == {"accuracy", "average"}

@@ -31,21 +31,21 @@ def test_the_file_holds_what_other_programs_read(tmp_path, capsys):
     for methods in found.values():
         assert set(methods) == set(METHODS)
         for entries in methods.values():
-            assert list(entries) == ["0.3", "1"]
+            assert list(entries) == ["0.3", "1.0"]
             assert all(set(entry) == {"mean", "std"} for entry in entries.values())
     recorded = json.loads(claims.read_text())
     assert {row["points"] for row in recorded["claims"]} >= {"normal", "heterogen", "mnist"}
     assert "GERF below TrigRF" in capsys.readouterr().out
     assert min(figure.stat().st_size, gain.stat().st_size) > 5000
     normal = found["normal"]
-    assert normal["TrigRF"]["1"]["mean"] - normal["GERF"]["1"]["mean"] > 70
-    assert normal["PosRF"]["1"]["mean"] - normal["OPRF"]["1"]["mean"] > 70
-    assert abs(normal["GERF"]["1"]["mean"] - normal["OPRF"]["1"]["mean"]) < 1
+    assert normal["TrigRF"]["1.0"]["mean"] - normal["GERF"]["1.0"]["mean"] > 70
+    assert normal["PosRF"]["1.0"]["mean"] - normal["OPRF"]["1.0"]["mean"] > 70
+    assert abs(normal["GERF"]["1.0"]["mean"] - normal["OPRF"]["1.0"]["mean"]) < 1
 
 
 def test_a_claim_holds_where_the_difference_is_larger():
     values = {"TrigRF": -0.7, "GERF": -82.0, "PosRF": 0.0, "OPRF": -70.0}
-    table = check_claims({"normal": {name: {"1": {"mean": mean, "std": 0.0}} for name, mean in values.items()}})
+    table = check_claims({"normal": {name: {"1.0": {"mean": mean, "std": 0.0}} for name, mean in values.items()}})
     assert table["holds"].tolist() == [True, False, True]
     assert table["here (nats)"].tolist()[:2] == [81.3, 70.0]
 
