@@ -100,7 +100,7 @@ class DiscreteFeatures:
             slope = math.log1p(-self.parameter) / 2
         logs = torch.where(x == 0, ZERO, x.abs().log()) - slope
         magnitude = logs @ omega.mT + constant - x.square().sum(-1, keepdim=True) / 2 - math.log(num_features) / 2
-        odd = ((x < 0).to(omega) @ omega.remainder(2).mT).remainder(2)
+        odd = ((x < 0).to(omega) @ omega.mT).remainder(2)
         return LogFeatures(magnitude, 1 - 2 * odd)
 
     def positive_log_features(self, x: Tensor, omega: Tensor) -> Tensor:

@@ -117,6 +117,8 @@ def test_the_shift_makes_features_positive_and_keeps_the_kernel():
                 estimator.positive_log_features(of, omega), estimator.log_features(of, omega).log_magnitude
             )
     shift = positive_shift(x, y)
+    rate = poisson_rate((x - shift).square().mean(0), (y - shift).square().mean(0))
+    assert fit_estimator("PoisRF+", x, y).parameter == pytest.approx(rate, rel=1e-12)
     least = torch.cat((x, y)).amin(0)
     assert (shift < least).all()
     assert torch.allclose(shift, least, atol=1e-4)

@@ -2,6 +2,7 @@
 
 import json
 
+import kernel_regression
 import numpy as np
 import pandas as pd
 import pytest
@@ -62,6 +63,15 @@ def test_the_file_holds_what_other_programs_read(folder, tmp_path, capsys):
     assert cell["sigma"] in (0.3, 1.0)
     assert figure.stat().st_size > 5000
     assert "(92.6)" in capsys.readouterr().out, "the paper's figure stands beside ours"
+
+
+def test_sigma_is_chosen_by_the_validation_rows(folder, tmp_path, monkeypatch):
+    """The best on the test rows is another."""
+    scores = {0.1: (50.0, 99.0), 0.2: (80.0, 70.0), 0.4: (60.0, 90.0)}
+    monkeypatch.setattr(kernel_regression, "accuracies", lambda split, method, sigma, seed, args: scores[sigma])
+    words = ["--data_dir", str(folder), "--output_json", str(tmp_path / "out.json"), "--sigmas", "0.1", "0.2", "0.4"]
+    found = main([*words, "--datasets", "wifi", "--methods", "OPRF", "--seeds", "2"])
+    assert found["accuracy"]["wifi"]["OPRF"] == 70
 
 
 @pytest.mark.parametrize("name", ["TrigRF", "OPRF", "GeomRF", "GeomRF+"])

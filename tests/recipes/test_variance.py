@@ -40,6 +40,9 @@ def test_the_file_holds_what_other_programs_read(tmp_path, capsys):
     normal = found["normal"]
     assert normal["TrigRF"]["1.0"]["mean"] - normal["GERF"]["1.0"]["mean"] > 70
     assert normal["PosRF"]["1.0"]["mean"] - normal["OPRF"]["1.0"]["mean"] > 70
+    heterogen = found["heterogen"]
+    assert heterogen["PosRF"]["1.0"]["mean"] - heterogen["OPRF"]["1.0"]["mean"] > 120
+    assert found["sphere"]["PosRF"]["1.0"]["mean"] - found["sphere"]["OPRF"]["1.0"]["mean"] < 1
     assert abs(normal["GERF"]["1.0"]["mean"] - normal["OPRF"]["1.0"]["mean"]) < 1
 
 
