@@ -6,7 +6,6 @@ log-variance of one projection in nats.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -256,12 +255,12 @@ def draw_gain(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     u = torch.linspace(0.1, FIGURE_1_SQ_NORM, 400, dtype=torch.float64)
-    figure, axis = plt.subplots(figsize=(4.4, 3.4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
     for head_dim, colour, line in ((16, "#D55E00", ":"), (64, "#009E73", "-"), (256, "#0072B2", "--")):
-        gain = oprf_gain(u, head_dim) / math.log(10)
+        gain = oprf_gain(u, head_dim)
         axis.plot(u, gain, color=colour, linestyle=line, label=f"d = {head_dim}")
     axis.set_xlabel(r"$\|x + y\|^2$")
-    axis.set_ylabel(r"$\log_{10}$(variance of PosRF / variance of OPRF)")
+    axis.set_ylabel("log(variance of PosRF / of OPRF) (nats)")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
