@@ -69,9 +69,10 @@ class FavorppConfig:
             model does without attention; ``"none"`` has no features at all, and a query sees its exact neighbourhood
             and nothing else, which tells what the features beside a neighbourhood are worth.
         projection: ``"orthogonal"`` (blocks of head_dim orthogonal rows with chi(d) norms), ``"antithetic"`` (half as
-            many of those, and their negatives) or ``"iid"``. None chooses ``"antithetic"`` with ``"diagonal"`` and
-            ``"full"`` of each sequence, where it was measured to be closer to softmax at the same cost, else
-            ``"orthogonal"``, the paper's.
+            many of those, and their negatives), ``"iid"``, ``"hadamard"`` or ``"givens"`` (blocks made by fast
+            transforms, see :mod:`hf_favorpp.features.structured`; attention costs the same with all). None chooses
+            ``"antithetic"`` with ``"diagonal"`` and ``"full"`` of each sequence, where it was measured to be closer to
+            softmax at the same cost, else ``"orthogonal"``, the paper's.
         preconditioning: A change of variables that leaves softmax as it is and shrinks the variance. ``"center"``
             shifts queries and keys by their means; ``"diagonal"`` also balances their scales, one coefficient per
             coordinate; ``"full"`` balances their covariances by a matrix per head. ``"none"`` is the paper. None

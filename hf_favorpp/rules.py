@@ -19,16 +19,19 @@ WITHOUT_PROJECTIONS = {
 CHOSEN_KERNELS = ("favor++", "favor+")
 """The kernels whose projections have weights of their own, and can be chosen or learnt one by one."""
 
+PROJECTIONS = ("orthogonal", "antithetic", "iid", "hadamard", "givens")
+"""The values of ``FavorppConfig.projection``."""
+NORMS = ("chi", "sqrt_d")
+"""The norms that rows of projections can have: those of normal vectors, or all sqrt(d)."""
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kernel": KERNELS,
-    "projection": ("orthogonal", "antithetic", "iid"),
+    "projection": PROJECTIONS,
+    "norms": NORMS,
     "preconditioning": ("none", "center", "diagonal", "full"),
     "statistics": ("sequence", "calibrated"),
     "learnable": ("projections",),
     "backend": ("auto", "reference", "cpu", "triton"),
-}
-_PLANNED: dict[str, tuple[str, ...]] = {
-    "projection": ("hadamard", "givens"),
 }
 
 
@@ -110,7 +113,7 @@ def require_neighbourhood_fits(kernel: str, exact_window: object, exact_ends: ob
 
 
 def require_choice(name: str, value: object) -> None:
-    """Refuse a value that an option does not have, or does not have yet.
+    """Refuse a value that an option does not have.
 
     Args:
         name: The option, such as ``"kernel"``.
@@ -122,8 +125,6 @@ def require_choice(name: str, value: object) -> None:
     if value in _CHOICES[name]:
         return
     choices = ", ".join(repr(choice) for choice in _CHOICES[name])
-    if value in _PLANNED.get(name, ()):
-        raise ConfigError(f"{name}={value!r} is not available in this version; choose one of {choices}.")
     raise ConfigError(f"{name} must be one of {choices}, got {value!r}.")
 
 

@@ -70,6 +70,24 @@ def test_a_second_round_trip_changes_nothing_either(model, saved, tmp_path):
     assert first == second
 
 
+@pytest.mark.parametrize("projection", ["hadamard", "givens"])
+def test_structured_projections_are_converted_calibrated_redrawn_saved_and_loaded(projection, tmp_path):
+    options = {"num_features": 12, "projection": projection}
+    drawn = convert_to_favorpp(tiny_model("bert"), FavorppConfig(**options))
+    first = [layer.omega.clone() for layer in converted_layers(drawn)]
+    for layer in converted_layers(drawn):
+        layer.redraw_(1)
+    assert all(
+        not torch.equal(layer.omega, omega) for layer, omega in zip(converted_layers(drawn), first, strict=True)
+    )
+    data = [token_batch(40, 32, seed=seed) for seed in range(2)]
+    chosen = convert_to_favorpp(tiny_model("bert"), FavorppConfig(**options), calibration_data=data)
+    assert chosen.config.favorpp["projection"] == projection
+    for model, name in ((drawn, "drawn"), (chosen, "chosen")):
+        model.save_pretrained(tmp_path / name)
+        assert same_model(AutoModel.from_pretrained(tmp_path / name), model)
+
+
 def test_saving_leaves_the_model_as_it_was(model, tmp_path):
     before = fingerprint(model)
     model.save_pretrained(tmp_path)

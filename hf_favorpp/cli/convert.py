@@ -34,7 +34,7 @@ def convert(
     projection: Annotated[
         str | None,
         typer.Option(
-            help="orthogonal, antithetic, iid. By default what was measured to be best.",
+            help="orthogonal, antithetic, iid, hadamard, givens. By default what was measured to be best.",
             rich_help_panel=_HOW,
             show_default=False,
         ),
