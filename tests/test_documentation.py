@@ -19,6 +19,7 @@ from fidelity_arguments import FidelityArguments
 from glue_arguments import GlueArguments
 from imagenet_arguments import ImageNetArguments
 from kernel_report import KernelReportArguments
+from projections import ProjectionArguments
 from speech_arguments import SpeechArguments
 from tiny_models import VOCABULARY, tiny_model
 from transformers import BertTokenizer, dynamic_module_utils
@@ -38,6 +39,7 @@ ARGUMENTS = {
     "glue.py": GlueArguments,
     "imagenet.py": ImageNetArguments,
     "kernel_report.py": KernelReportArguments,
+    "projections.py": ProjectionArguments,
     "speech.py": SpeechArguments,
 }
 
