@@ -1,6 +1,7 @@
 """projections.py at tiny sizes: closed forms against sampling, what orthogonality is worth, and what is refused."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from command_line import parse_arguments
 from projections import ProjectionArguments, different_pairs, main, mean_factor
+from scipy.special import hyp0f1
 
 from hf_favorpp.features.gerf import oprf_coefficient, quadrature
 from hf_favorpp.features.projection import draw_projections
@@ -69,6 +71,16 @@ def test_only_norms_of_sqrt_d_are_biased_in_all_directions(errors):
         if projection != "hadamard":  # near enough to uniform: no direction is special
             assert row["axis_bias"] == pytest.approx(row["bias"], abs=4.5 * row["axis_bias_error"]), (estimator, d)
     assert errors["hadamard", "chi", "FAVOR+", 4]["axis_bias"] < -0.005
+
+
+@pytest.mark.parametrize("d", [4, 16])
+def test_errors_of_rows_of_equal_norm_are_their_variance_and_their_bias(errors, d):
+    """Rows are independent and uniform on a sphere: the moments of one give those of the mean of M = d."""
+    u, row = 2, errors["iid", "sqrt_d", "FAVOR+", d]
+    first, second = hyp0f1(d / 2, d * u / 4) * math.exp(-u / 2), hyp0f1(d / 2, d * u) * math.exp(-u)
+    assert row["bias"] == pytest.approx(first - 1, abs=1e-6)
+    expected = ((second - first**2) / d + (first - 1) ** 2) / (math.expm1(u) / d)
+    assert row["mse_ratio"] == pytest.approx(expected, abs=4 * row["standard_error"])
 
 
 @pytest.mark.parametrize("kernel", ["favor+", "favor++"])
