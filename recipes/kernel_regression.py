@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from command_line import flag, parse_arguments
 from crt_table import METHODS, beside
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 from tqdm.auto import tqdm
@@ -131,10 +132,7 @@ def run(args: RegressionArguments) -> dict[str, dict[str, dict[str, Any]]]:
             seed = args.first_seed + index
             split = split_table(columns, labels, name, args.encoding, seed)
             for method in args.methods:
-                for at, sigma in enumerate(args.sigmas):
-                    validation[method][index, at], test[method][index, at] = accuracies(
-                        split, method, sigma, seed, args
-                    )
+                validation[method][index], test[method][index] = accuracies(split, method, seed, args).T
                 steps.update()
         scores[name] = {}
         for method in args.methods:
@@ -144,30 +142,34 @@ def run(args: RegressionArguments) -> dict[str, dict[str, dict[str, Any]]]:
     return scores
 
 
-def accuracies(split: Split, method: str, sigma: float, seed: int, args: RegressionArguments) -> tuple[float, float]:
-    """Return the accuracy on validation and on test rows, in percent.
+def accuracies(split: Split, method: str, seed: int, args: RegressionArguments) -> NDArray[np.float64]:
+    """Return the accuracies on validation and on test rows for every sigma, in percent.
 
     Args:
         split: Of the data.
         method: An estimator's name, or ``"exact"``.
-        sigma: Factor of the data.
         seed: Of the projections.
         args: Of the run.
 
     Returns:
-        Both accuracies.
+        (sigmas, 2).
     """
-    queries, keys = torch.cat((split.validation, split.test)) * sigma, split.train * sigma
+    queries, keys = torch.cat((split.validation, split.test)), split.train
     values = one_hot(split.labels[0], split.num_classes).double()
-    if method == EXACT:
-        scores = exact_regression(queries, keys, values)
-    else:
-        estimator = fit_estimator(method, queries, keys)
-        omega = draw_omega(estimator, args.num_features, keys.shape[-1], projection=args.projection, seed=seed)
-        scores = regression(estimator, omega, queries, keys, values)
-    correct = (scores.argmax(-1) == torch.cat(split.labels[1:])).double() * 100
-    of_validation, of_test = correct.split([len(split.validation), len(split.test)])
-    return of_validation.mean().item(), of_test.mean().item()
+    classes = torch.cat(split.labels[1:])
+    sq_distances = torch.cdist(queries, keys).square() if method == EXACT else None
+    found = np.zeros((len(args.sigmas), 2))
+    for at, sigma in enumerate(args.sigmas):
+        if sq_distances is not None:
+            scores = torch.softmax(-(sigma**2) / 2 * sq_distances, -1) @ values
+        else:
+            x, y = sigma * queries, sigma * keys
+            estimator = fit_estimator(method, x, y)
+            omega = draw_omega(estimator, args.num_features, y.shape[-1], projection=args.projection, seed=seed)
+            scores = regression(estimator, omega, x, y, values)
+        correct = (scores.argmax(-1) == classes).double() * 100
+        found[at] = [part.mean().item() for part in correct.split([len(split.validation), len(split.test)])]
+    return found
 
 
 def regression(estimator: Estimator, omega: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -192,20 +194,6 @@ def regression(estimator: Estimator, omega: Tensor, queries: Tensor, keys: Tenso
     of_queries = estimator.log_features(queries, omega)
     weights = of_queries.log_magnitude + largest
     return (of_queries.factor * (weights - weights.amax(-1, keepdim=True)).exp()) @ summary
-
-
-def exact_regression(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Return sum_j exp(-|q_i - k_j|^2 / 2) v_j up to a positive factor of each query.
-
-    Args:
-        queries: (L, d).
-        keys: (N, d).
-        values: (N, C).
-
-    Returns:
-        (L, C).
-    """
-    return torch.softmax(-torch.cdist(queries, keys).square() / 2, -1) @ values
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
