@@ -1,21 +1,24 @@
 """Figure 4 of the Performer's paper: error of the output of attention by projections, features and their number.
 
 For example ``python recipes/performer_figure4.py --config configs/features/performer_figure4.yaml``. Queries, keys and
-values of one head are standard normal. Features are counted, not projections: M trigonometric features are the cosines
-and sines of M / 2 projections. FAVOR++ is drawn beside what the paper has. Choromanski et al. 2021, arXiv:2009.14794,
-Figure 4 and Section 4.2.
+values of one head are normal: the paper calls its input appropriately normalised and does not say how, so there is a
+panel for each standard deviation of queries and keys. Features are counted, not projections: M trigonometric features
+are the cosines and sines of M / 2 projections. FAVOR++ is drawn beside what the paper has. Choromanski et al. 2021,
+arXiv:2009.14794, Figure 4 and Section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from command_line import flag, parse_arguments
-from performer_report import COLOURS, Claim, FigureArguments, finish, require_even, use_threads
+from performer_report import COLOURS, GREY, Claim, FigureArguments, finish, require_even, use_threads
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm.auto import tqdm
@@ -76,6 +79,12 @@ class Figure4Arguments(FigureArguments):
     num_features: list[int] = field(
         default_factory=lambda: [8, 16, 32, 64, 128, 192, 256], metadata={"help": "M, random features, even."}
     )
+    stds: list[float] = field(
+        default_factory=lambda: [1.0, 0.7, 0.5],
+        metadata={
+            "help": "Standard deviations of queries and keys, a panel each; logits are divided by d^1/2 besides."
+        },
+    )
     length: int = flag("L, queries and keys.", 4096)
     head_dim: int = flag("d, of queries, keys and values.", 16)
     draws: int = flag("Draws of queries, keys, values and projections.", 15)
@@ -91,6 +100,8 @@ class Figure4Arguments(FigureArguments):
         super().__post_init__()
         self.require_at_least(num_features=2, length=1, head_dim=1, draws=2)
         require_even("num_features", self.num_features)
+        if not self.stds or not all(0 < std < math.inf for std in self.stds):
+            raise ValueError(f"--stds must hold values that are positive and finite, got {self.stds}.")
 
 
 def projections_of(method: Method, num_features: int, head_dim: int, seed: int, draw: int) -> Tensor:
@@ -110,10 +121,8 @@ def projections_of(method: Method, num_features: int, head_dim: int, seed: int, 
     return draw_projections(1, count, head_dim, projection=method.projection, seed=seed, draw_index=draw)
 
 
-def output_error(
-    query: Tensor, key: Tensor, value: Tensor, exact: Tensor, omega: Tensor, method: Method
-) -> tuple[float, float]:
-    """Return the mean squared error of the output of attention, and the share of queries far off.
+def output_error(query: Tensor, key: Tensor, value: Tensor, exact: Tensor, omega: Tensor, method: Method) -> float:
+    """Return the mean squared error of the output of attention, over all its entries.
 
     Args:
         query: (1, 1, L, d), float64.
@@ -124,12 +133,10 @@ def output_error(
         method: The method.
 
     Returns:
-        Mean over entries of the squared difference, and the share of queries that alone have more than 100 times the
-        median query's: those whose denominator is near 0.
+        The error.
     """
     output = favorpp_attention(query, key, value, omega, kernel=method.kernel, preconditioning="none")
-    squared = (output - exact).square().mean(-1)
-    return squared.mean().item(), (squared > 100 * squared.median()).double().mean().item()
+    return (output - exact).square().mean().item()
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -143,40 +150,48 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """
     args = parse_arguments(Figure4Arguments, argv)
     use_threads(args)
+    bar = tqdm(total=len(args.stds) * args.draws * len(METHODS) * len(args.num_features), desc="errors")
+    panels = [measure(args, std, bar) for std in args.stds]
+    bar.close()
+    measured = {"num_features": args.num_features, "panels": panels}
+    return finish(args, measured, check(args.num_features, panels), draw_figure(args, panels))
+
+
+def measure(args: Figure4Arguments, std: float, bar: tqdm[None]) -> dict[str, Any]:
+    """Measure all methods with all numbers of features on the same queries, keys and values.
+
+    Args:
+        args: Of the program.
+        std: Standard deviation of queries and keys.
+        bar: Told of each error.
+
+    Returns:
+        ``std``; ``mse`` of each method, by number of features and draw; ``mse_of_mean_value``, by draw, of the mean of
+        the values in place of attention, the control.
+    """
     errors: dict[str, list[list[float]]] = {name: [[] for _ in args.num_features] for name in METHODS}
-    far_off: dict[str, list[list[float]]] = {name: [[] for _ in args.num_features] for name in METHODS}
     means: list[float] = []
-    bar = tqdm(total=args.draws * len(METHODS) * len(args.num_features), desc="errors")
     for draw in range(args.draws):
         generator = torch.Generator().manual_seed(args.seed * 1_000_003 + draw)
         shape = (3, 1, 1, args.length, args.head_dim)
         query, key, value = torch.randn(shape, generator=generator, dtype=torch.float64)
+        query, key = std * query, std * key
         exact = scaled_dot_product_attention(query, key, value)
         means.append((value.mean(-2, keepdim=True) - exact).square().mean().item())
         for name, method in METHODS.items():
             for place, count in enumerate(args.num_features):
                 omega = projections_of(method, count, args.head_dim, args.seed, draw)
-                error, share = output_error(query, key, value, exact, omega, method)
-                errors[name][place].append(error)
-                far_off[name][place].append(share)
+                errors[name][place].append(output_error(query, key, value, exact, omega, method))
                 bar.update()
-    bar.close()
-    measured = {
-        "num_features": args.num_features,
-        "mse": errors,
-        "share_far_off": {name: [fmean(each) for each in shares] for name, shares in far_off.items()},
-        "mse_of_mean_value": means,
-    }
-    return finish(args, measured, check(args.num_features, errors, means), draw_figure(args, errors, fmean(means)))
+    return {"std": std, "mse": errors, "mse_of_mean_value": means}
 
 
-def check(counts: Sequence[int], errors: dict[str, list[list[float]]], means: Sequence[float]) -> list[Claim]:
-    """Check what the paper says of the figure, by means and medians over draws.
+def check(counts: Sequence[int], panels: Sequence[dict[str, Any]]) -> list[Claim]:
+    """Check what the paper says of the figure, by means over draws.
 
     Args:
         counts: Numbers of features.
-        errors: Of each method, by number of features, by draw.
-        means: The error of the mean of the values in place of attention, by draw.
+        panels: As :func:`measure` returned them.
 
     Returns:
         The claims.
@@ -184,74 +199,89 @@ def check(counts: Sequence[int], errors: dict[str, list[list[float]]], means: Se
     claims = []
     for statement, (better, worse) in PAIRS.items():
         shown, wins = [], []
-        for title, average in (("means", fmean), ("medians", median)):
-            below = _below(average, errors[better], errors[worse])
-            wins.append(all(below))
-            missing = [str(count) for count, holds in zip(counts, below, strict=True) if not holds]
-            shown.append(
-                f"{title}: {sum(below)} of {len(counts)}" + (f", not at {', '.join(missing)}" if missing else "")
+        for panel in panels:
+            gaps = [_gap(*draws) for draws in zip(panel["mse"][better], panel["mse"][worse], strict=True)]
+            lower, surely, higher = (
+                sum(holds) for holds in zip(*((g < 0, g < -2, g > 2) for g, _ in gaps), strict=True)
             )
-        ratio = fmean(errors[better][-1]) / fmean(errors[worse][-1])
-        shown.append(f"{ratio:.2g} times the mean error at M = {counts[-1]}")
+            shown.append(
+                f"std {panel['std']:g}: lower at {lower} of {len(counts)} M, beyond two standard errors at {surely} "
+                f"(higher so at {higher}), {gaps[-1][1]:.2g} times the error at M = {counts[-1]}"
+            )
+            wins.append(lower == len(counts))
         claims.append(Claim(statement, "; ".join(shown), all(wins)))
-    control = fmean(means)
-    for name in METHODS:
-        useful = [count for count, draws in zip(counts, errors[name], strict=True) if fmean(draws) < control]
-        shown = [f"from M = {min(useful)} on" if useful else f"at no M, {fmean(errors[name][-1]):.2g} at the last"]
-        statement = f"{name}: better than the mean of the values, {control:.2g} (not in the paper)"
-        claims.append(Claim(statement, shown[0], bool(useful)))
+    shown, wins = [], []
+    for panel in panels:
+        control = fmean(panel["mse_of_mean_value"])
+        useful = [
+            f"{name} from M = {min(below)} on"
+            for name in METHODS
+            if (below := [count for count, e in zip(counts, panel["mse"][name], strict=True) if fmean(e) < control])
+        ]
+        shown.append(f"std {panel['std']:g}: {', '.join(useful) or 'none'}")
+        wins.append(len(useful) == len(METHODS))
+    claims.append(
+        Claim("features are better than the mean of the values (not in the paper)", "; ".join(shown), all(wins))
+    )
     return claims
 
 
-def _below(
-    average: Callable[[Sequence[float]], float], better: list[list[float]], worse: list[list[float]]
-) -> list[bool]:
-    return [average(one) < average(other) for one, other in zip(better, worse, strict=True)]
+def _gap(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Return by how many standard errors the mean of one exceeds the other's, and their ratio."""
+    error = math.sqrt((variance(one) + variance(other)) / len(one))
+    return (fmean(one) - fmean(other)) / max(error, sys.float_info.min), fmean(one) / fmean(other)
 
 
-def draw_figure(args: Figure4Arguments, errors: dict[str, list[list[float]]], control: float) -> Figure:
+def draw_figure(args: Figure4Arguments, panels: Sequence[dict[str, Any]]) -> Figure:
     """Draw the errors over the number of features, means and standard deviations over draws.
 
     Args:
         args: Of the program.
-        errors: Of each method, by number of features, by draw.
-        control: The error of the mean of the values.
+        panels: As :func:`measure` returned them.
 
     Returns:
         The figure.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
-    axis = figure.subplots()
-    for name, method in METHODS.items():
-        orthogonal = method.projection == "orthogonal"
-        axis.errorbar(
-            args.num_features,
-            [fmean(draws) for draws in errors[name]],
-            [stdev(draws) for draws in errors[name]],
-            color=COLOURS[method.kind],
-            linestyle="-" if orthogonal else "--",
-            marker="o" if orthogonal else "s",
-            markerfacecolor=COLOURS[method.kind] if orthogonal else "white",
-            markersize=5,
-            capsize=2.5,
-            elinewidth=1,
-            label=name,
-        )
-    axis.axhline(control, color="black", linestyle=":", linewidth=1.2, label="mean of the values (control)")
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", nonpositive="clip")
-    axis.set_xticks(args.num_features, [str(count) for count in args.num_features])
-    axis.minorticks_off()
-    axis.set_xlabel("random features, M (trigonometric: of M / 2 projections)")
-    axis.set_ylabel("mean squared error of the output")
-    axis.set_title(
-        f"L = {args.length}, d = {args.head_dim}, standard normal input; mean ± deviation of {args.draws} draws",
-        fontsize=10,
+    figure = Figure(figsize=(4.2 * len(panels) + 2.8, 4.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    lines: dict[str, Any] = {}
+    for axis, panel in zip(axes, panels, strict=True):
+        for name, method in METHODS.items():
+            means = [fmean(draws) for draws in panel["mse"][name]]
+            deviations = [stdev(draws) for draws in panel["mse"][name]]
+            # a bar that would reach below 0 has no lower end on a logarithmic axis
+            below = [each if each < mean else 0.0 for mean, each in zip(means, deviations, strict=True)]
+            orthogonal = method.projection == "orthogonal"
+            lines[name] = axis.errorbar(
+                args.num_features,
+                means,
+                [below, deviations],
+                color=COLOURS[method.kind],
+                linestyle="-" if orthogonal else "--",
+                marker="o" if orthogonal else "s",
+                markerfacecolor=COLOURS[method.kind] if orthogonal else "white",
+                markersize=5,
+                capsize=2.5,
+                elinewidth=1,
+            )
+        control = fmean(panel["mse_of_mean_value"])
+        lines["mean of the values (control)"] = axis.axhline(control, color=GREY, linestyle=":", linewidth=1.5)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(args.num_features, [str(count) for count in args.num_features], fontsize=8)
+        axis.minorticks_off()
+        axis.set_xlabel("random features, M")
+        axis.set_title(f"queries and keys of standard deviation {panel['std']:g}", fontsize=10)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("mean squared error of the output")
+    figure.legend(list(lines.values()), list(lines), loc="outside center right", frameon=False, fontsize=9)
+    figure.suptitle(
+        f"L = {args.length}, d = {args.head_dim}; mean ± deviation of {args.draws} draws; "
+        "M trigonometric features are of M / 2 projections",
+        fontsize=11,
     )
-    axis.grid(alpha=0.3)
-    figure.legend(loc="outside center right", frameon=False, fontsize=9)
     return figure
 
 

@@ -23,6 +23,7 @@ COLOURS = {
     "hyperbolic": "#009E73",
     "FAVOR++": "#D55E00",
     "FAVOR++, centred": "#E69F00",
+    "FAVOR++, full": "#0072B2",
 }
 GREY = "#555555"
 
