@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -116,14 +117,7 @@ def random_models(args: Figure14Arguments) -> Iterator[tuple[PreTrainedModel, Ba
 
 
 def checkpoint(args: Figure14Arguments) -> tuple[PreTrainedModel, Batch]:
-    """Load the checkpoint and texts for it.
-
-    Args:
-        args: Of the program.
-
-    Returns:
-        The model in eval mode, float32, and a batch of the texts.
-    """
+    """Load the checkpoint, in eval mode and float32, and a batch of texts for it."""
     source = resolve_model(args.model_name_or_path)
     model: PreTrainedModel = AutoModel.from_pretrained(source, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -240,17 +234,22 @@ def check(methods: Sequence[str], found: Mapping[str, Errors]) -> list[Claim]:
     for model, errors in found.items():
         curves = {name: means(errors[name]) for name in errors}
         last = len(curves[UNIFORM])
-        shown = [f"{name}: {curves[name][0]:.2g} after 1, {curves[name][-1]:.2g} after {last}" for name in methods]
-        grows = all(a < b for name in methods for a, b in zip(curves[name], curves[name][1:], strict=False))
-        claims.append(Claim(f"{model}: the error grows with every layer", "; ".join(shown), grows))
+        for names, who in ((["favor+"], "favor+: the error"), (methods, "the error of every method")):
+            ups = {name: sum(a < b for a, b in pairwise(curves[name])) for name in names if name in methods}
+            shown = [
+                f"{name} at {count} of {last - 1} steps, from {curves[name][0]:.2g} to {curves[name][-1]:.2g}"
+                for name, count in ups.items()
+            ]
+            grows = bool(ups) and min(ups.values()) == last - 1
+            claims.append(Claim(f"{model}, {who} grows with each layer", "; ".join(shown) or "not measured", grows))
         for better, worse in (("favor++", "favor+"), ("center", "favor++"), ("full-antithetic", "center")):
             if better in methods and worse in methods:
                 below = sum(a < b for a, b in zip(curves[better], curves[worse], strict=True))
-                statement = f"{model}: {better} is closer than {worse} after every layer (not in the paper)"
+                statement = f"{model}, {better} is closer than {worse} after every layer (not in the paper)"
                 claims.append(Claim(statement, f"after {below} of {last}", below == last))
         useful = {name: sum(a < b for a, b in zip(curves[name], curves[UNIFORM], strict=True)) for name in methods}
         shown = [f"{name} after {count} of {last}" for name, count in useful.items()]
-        statement = f"{model}: closer than the mean of the values, {curves[UNIFORM][-1]:.2g} after {last} (likewise)"
+        statement = f"{model}, closer than the mean of the values, {curves[UNIFORM][-1]:.2g} after {last} (likewise)"
         claims.append(Claim(statement, "; ".join(shown), all(count == last for count in useful.values())))
     return claims
 

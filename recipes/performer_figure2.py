@@ -23,7 +23,6 @@ from tqdm.auto import tqdm
 from hf_favorpp.features.baselines import trig_features
 from hf_favorpp.features.gerf import quadrature
 from hf_favorpp.features.projection import draw_projections
-from hf_favorpp.features.variance import gerf_log_second_moment, hyperbolic_log_second_moment
 
 KINDS = {"trigonometric": "trig", "positive": "favor+", "hyperbolic": "favor+hyperbolic"}
 """Kinds of features, and what the library calls them."""
@@ -91,10 +90,10 @@ def log_mse(kind: str, angle: Tensor, length: Tensor, num_features: int) -> Tens
     if kind == "trigonometric":
         error = 2 * torch.log(-torch.expm1(-difference_sq_norm)) - math.log(2)
         return sum_sq_norm - 2 * log_kernel + error - log_projections
-    hyperbolic = kind == "hyperbolic"
-    moment = hyperbolic_log_second_moment(sum_sq_norm) if hyperbolic else gerf_log_second_moment(sum_sq_norm, 0.0, 1)
-    # log(e^moment - 1), also where e^moment is beyond what a float holds
-    return 2 * log_kernel + moment + torch.log(-torch.expm1(-moment)) - log_projections
+    error = torch.log(-torch.expm1(-sum_sq_norm))
+    if kind == "hyperbolic":
+        error = 2 * error - math.log(2)
+    return sum_sq_norm + 2 * log_kernel + error - log_projections
 
 
 def estimates(
@@ -157,7 +156,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     centres = (torch.arange(args.grid, dtype=torch.float64) + 0.5) / args.grid
     angle, lengths = math.pi * centres, args.max_length * centres
     grid = {kind: log_mse(kind, angle, lengths[:, None], args.num_features) for kind in KINDS}
-    slices = {kind: log_mse(kind, angle, torch.tensor(args.length).double(), args.num_features) for kind in KINDS}
+    slices = {
+        kind: log_mse(kind, angle, torch.tensor(args.length, dtype=torch.float64), args.num_features) for kind in KINDS
+    }
     drawn = simulate(args)
     measured = {
         "angle": angle.tolist(),
@@ -286,7 +287,7 @@ def deviations(args: Figure2Arguments, kind: str, drawn: dict[str, Any]) -> list
         torch.tensor(values, dtype=torch.float64)
         for values in (drawn["angle"], drawn[kind]["mse"], drawn[kind]["mse_standard_error"])
     )
-    exact = log_mse(kind, angle, torch.tensor(args.length).double(), args.num_features).exp()
+    exact = log_mse(kind, angle, torch.tensor(args.length, dtype=torch.float64), args.num_features).exp()
     told = (exact > NO_ERROR) & ((angle > math.pi / 2 - 1e-9) | (kind == "trigonometric"))
     deviation: list[float] = ((mse - exact).abs() / error)[told].tolist()
     return deviation

@@ -18,11 +18,16 @@ from command_line import parse_arguments
 from fidelity_arguments import FidelityArguments
 from glue_arguments import GlueArguments
 from imagenet_arguments import ImageNetArguments
+from kernel_regression import RegressionArguments
 from kernel_report import KernelReportArguments
+from performer_figure2 import Figure2Arguments
+from performer_figure4 import Figure4Arguments
+from performer_figure14 import Figure14Arguments
 from projections import ProjectionArguments
 from speech_arguments import SpeechArguments
 from tiny_models import VOCABULARY, tiny_model
 from transformers import BertTokenizer, dynamic_module_utils
+from variance import VarianceArguments
 
 import hf_favorpp
 from hf_favorpp import FavorppConfig
@@ -39,8 +44,13 @@ ARGUMENTS = {
     "glue.py": GlueArguments,
     "imagenet.py": ImageNetArguments,
     "kernel_report.py": KernelReportArguments,
+    "performer_figure14.py": Figure14Arguments,
+    "performer_figure2.py": Figure2Arguments,
+    "performer_figure4.py": Figure4Arguments,
     "projections.py": ProjectionArguments,
     "speech.py": SpeechArguments,
+    "kernel_regression.py": RegressionArguments,
+    "variance.py": VarianceArguments,
 }
 
 
