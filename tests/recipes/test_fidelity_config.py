@@ -39,6 +39,8 @@ def test_one_draw_of_every_config(path, tiny_bert, tmp_path, capsys, one_thread)
     files = write_data(tmp_path / "data")[task] if (tmp_path / "data").mkdir() is None else {}
     model = write_vit(tmp_path / "vit") if task == "image" else tiny_bert
     more = {} if task == "image" else {"max_length": 96}
+    if "transfer_steps" in config:
+        more |= {"transfer_steps": 3, "align_steps": 2}
     argv = command(task, model, files, tmp_path / "out.json", figure=tmp_path / "out.png", **more)
     results = fidelity.main(["--config", str(path), *argv])
     assert len(results["runs"]) == len(plan_runs(config["methods"], [8], 1))

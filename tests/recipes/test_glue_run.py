@@ -83,8 +83,12 @@ def assert_same_end(one: Path, other: Path) -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("checkpointing", "step", "more"),
-    [("4", 5, ()), ("4", 9, ("--group_by_length",)), ("epoch", 8, ("--max_grad_norm", "1")), ("4", 9, RECALIBRATED)],
-    ids=["first epoch", "second epoch", "epochs", "recalibrated"],
+    [
+        pytest.param("4", 5, (), id="first epoch", marks=pytest.mark.slow),
+        pytest.param("4", 9, ("--group_by_length",), id="second epoch"),
+        pytest.param("epoch", 8, ("--max_grad_norm", "1"), id="epochs", marks=pytest.mark.slow),
+        pytest.param("4", 9, RECALIBRATED, id="recalibrated"),
+    ],
 )
 def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     checkpointing, step, more, tiny_bert, glue_dir, tmp_path, child_environment
@@ -103,7 +107,10 @@ def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("killed_run", ["softmax", ""], ids=["in the twin", "after the twin"])
+@pytest.mark.parametrize(
+    "killed_run",
+    [pytest.param("softmax", id="in the twin", marks=pytest.mark.slow), pytest.param("", id="after the twin")],
+)
 def test_a_killed_comparison_goes_on_where_it_was(killed_run, tiny_bert, glue_dir, tmp_path, child_environment):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ("--checkpointing_steps", "4", "--twin")

@@ -179,6 +179,7 @@ def test_files_that_are_no_images_are_named_or_end_the_run(tiny_vision, photos, 
         imagenet.main([*argv, "--output_dir", str(tmp_path / "strict"), "--strict"])
 
 
+@pytest.mark.slow  # glue.py shares the loop, and its test is among the fast ones
 def test_two_ranks_train_and_evaluate_like_one_with_twice_the_batch(tiny_vision, photos, tmp_path, child_environment):
     folder = broken(photos, tmp_path / "photos")
     more = ("--num_threads", "1", "--measure_throughput", "true", "--randaugment_magnitude", "5")

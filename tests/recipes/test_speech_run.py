@@ -86,6 +86,7 @@ def broken(librispeech: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # glue.py shares the loop, and its test is among the fast ones
 def test_two_ranks_train_and_evaluate_like_one_with_twice_the_batch(librispeech, tmp_path, child_environment):
     model = save_encoder(tmp_path / "model", **CERTAIN)
     folder = broken(librispeech, tmp_path / "data")

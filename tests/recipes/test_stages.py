@@ -60,8 +60,12 @@ def stage_reports(folder: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("stage", "step"),
-    [("transfer/attention", 11), ("distil", 11), ("", 2), ("", 7)],
-    ids=["transfer", "distillation", "begin of task", "task"],
+    [
+        pytest.param("transfer/attention", 11, id="transfer"),
+        pytest.param("distil", 11, id="distillation"),
+        pytest.param("", 2, id="begin of task", marks=pytest.mark.slow),
+        pytest.param("", 7, id="task", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_killed_in_any_stage_ends_like_an_uninterrupted_one(
     stage, step, teacher, uninterrupted, tiny_bert, glue_dir, tmp_path, child_environment
