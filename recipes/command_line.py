@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,58 @@ def yaml_as_argv(path: Path, kind: type[Any]) -> list[str]:
         elif value is not None:
             words.append(f"--{key}={value}")
     return words
+
+
+def require_at_least(arguments: Any, **least: float) -> None:
+    """Refuse numbers below a bound; None passes.
+
+    Args:
+        arguments: Dataclass.
+        **least: The bounds by the names of the arguments, which may be lists.
+
+    Raises:
+        ValueError: A number is below its bound, or a list is empty.
+    """
+    for name, bound in least.items():
+        value = getattr(arguments, name)
+        if value == []:
+            raise ValueError(f"--{name} must hold at least one value, got none.")
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if any(each < bound for each in values):
+            raise ValueError(f"--{name} must be at least {bound}, got {value}.")
+
+
+def require_positive(arguments: Any, *names: str) -> None:
+    """Refuse lists of numbers that are not all positive and finite, and empty ones.
+
+    Args:
+        arguments: Dataclass.
+        *names: Of its lists.
+
+    Raises:
+        ValueError: The message names the argument and what was given.
+    """
+    for name in names:
+        values = getattr(arguments, name)
+        if not values or not all(0 < value < math.inf for value in values):
+            raise ValueError(f"--{name} must be positive, finite numbers, one or more, got {values}.")
+
+
+def require_known(arguments: Any, **known: Sequence[str]) -> None:
+    """Refuse lists of names of which one is unknown, and empty ones.
+
+    Args:
+        arguments: Dataclass.
+        **known: The names that there are, by those of the lists.
+
+    Raises:
+        ValueError: The message lists them.
+    """
+    for name, choices in known.items():
+        values = getattr(arguments, name)
+        unknown = sorted(set(values) - set(choices))
+        if unknown or not values:
+            raise ValueError(f"--{name} must be some of {', '.join(choices)}, got {', '.join(unknown) or 'none'}.")
 
 
 def _config_option(argv: Sequence[str]) -> str | None:

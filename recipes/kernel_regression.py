@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least, require_known, require_positive
 from crt_table import METHODS, beside
 from numpy.typing import NDArray
 from torch import Tensor
@@ -66,16 +66,9 @@ class RegressionArguments:
         """
         if self.data_dir is None:
             raise ValueError("--data_dir is missing: give the folder of the eight CSV files.")
-        for name in ("num_features", "seeds", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}.")
-        for name, known in (("datasets", CATEGORICAL), ("methods", (*ESTIMATORS, EXACT))):
-            unknown = sorted(set(getattr(self, name)) - set(known))
-            if unknown or not getattr(self, name):
-                raise ValueError(f"--{name} must be some of {', '.join(known)}, got {', '.join(unknown) or 'none'}.")
-        if not self.sigmas or min(self.sigmas) <= 0:
-            raise ValueError(f"--sigmas must be positive numbers, got {self.sigmas}.")
+        require_at_least(self, num_features=1, seeds=1, first_seed=0, num_threads=1)
+        require_known(self, datasets=tuple(CATEGORICAL), methods=(*ESTIMATORS, EXACT))
+        require_positive(self, "sigmas")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least
 from fidelity_methods import CALIBRATED, LEARNT, METHODS, UNIFORM, Run, attention_replaced
 from glue_data import GlueDataError
 from glue_model import ModelError, resolve_model
@@ -80,7 +80,7 @@ class Figure14Arguments(FigureArguments):
         """
         super().__post_init__()
         sizes = ("num_features", "sequences", "hidden_size", "num_attention_heads", "num_hidden_layers")
-        self.require_at_least(seeds=2, length=2, initializer_range=0, **dict.fromkeys(sizes, 1))
+        require_at_least(self, seeds=2, length=2, initializer_range=0, **dict.fromkeys(sizes, 1))
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"--hidden_size must be a multiple of --num_attention_heads, got {self.hidden_size} and "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least
 from performer_figure2_plot import draw
 from performer_report import Claim, FigureArguments, finish, require_even, use_threads
 from torch import Tensor
@@ -55,7 +55,7 @@ class Figure2Arguments(FigureArguments):
             ValueError: One of them is too small, or an odd number of features.
         """
         super().__post_init__()
-        self.require_at_least(num_features=2, head_dim=2, grid=2, angles=2, draws=2)
+        require_at_least(self, num_features=2, head_dim=2, grid=2, angles=2, draws=2)
         require_even("num_features", [self.num_features])
         for name in ("length", "max_length"):
             if not 0 < getattr(self, name) < math.inf:

@@ -17,7 +17,7 @@ from statistics import fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least, require_positive
 from performer_report import COLOURS, GREY, Claim, FigureArguments, finish, require_even, use_threads
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -98,10 +98,9 @@ class Figure4Arguments(FigureArguments):
             ValueError: One of them is too small, or an odd number of features.
         """
         super().__post_init__()
-        self.require_at_least(num_features=2, length=1, head_dim=1, draws=2)
+        require_at_least(self, num_features=2, length=1, head_dim=1, draws=2)
         require_even("num_features", self.num_features)
-        if not self.stds or not all(0 < std < math.inf for std in self.stds):
-            raise ValueError(f"--stds must hold values that are positive and finite, got {self.stds}.")
+        require_positive(self, "stds")
 
 
 def projections_of(method: Method, num_features: int, head_dim: int, seed: int, draw: int) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from command_line import flag
+from command_line import flag, require_at_least
 from tabulate import tabulate
 
 from hf_favorpp.training.results import describe_run, write_results
@@ -44,19 +44,9 @@ class FigureArguments:
         Raises:
             ValueError: The message names the argument, the rule and the value.
         """
-        self.require_at_least(seed=0, num_threads=1)
+        require_at_least(self, seed=0, num_threads=1)
         if Path(self.figure).suffix not in (".png", ".svg"):
             raise ValueError(f"--figure must end with .png or .svg, got {self.figure!r}.")
-
-    def require_at_least(self, **least: float) -> None:
-        """Raise ValueError where an argument, or a part of one, is below its least value."""
-        for name, bound in least.items():
-            value = getattr(self, name)
-            values = value if isinstance(value, list) else [] if value is None else [value]
-            if isinstance(value, list) and not value:
-                raise ValueError(f"--{name} must hold at least one value, got none.")
-            if any(each < bound for each in values):
-                raise ValueError(f"--{name} must be at least {bound}, got {value}.")
 
 
 @dataclass(frozen=True)

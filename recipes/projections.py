@@ -25,7 +25,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least, require_positive
 from scipy.special import hyp0f1
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -76,17 +76,12 @@ class ProjectionArguments:
         Raises:
             ValueError: A number is out of its range, or there is no such file.
         """
-        for name in ("head_dims", "multiples", "timed_head_dims", "sum_sq_norms"):
-            values = getattr(self, name)
-            if not values or min(values) <= 0:
-                raise ValueError(f"--{name} must be one positive number or more, got {values}.")
+        require_positive(self, "head_dims", "multiples", "timed_head_dims", "sum_sq_norms")
         if any(d < 2 or d & (d - 1) for d in self.head_dims):
             raise ValueError(f"--head_dims must be powers of two from 2 on, got {self.head_dims}.")
         if self.report_only and not Path(self.output_json).is_file():
             raise ValueError(f"--report_only needs a file of results; --output_json {self.output_json} is none.")
-        for name in ("num_pairs", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        require_at_least(self, num_pairs=1, repeats=1)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -7,13 +7,12 @@ log-variance of one projection in nats.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pandas as pd
 import torch
-from command_line import flag, parse_arguments
+from command_line import flag, parse_arguments, require_at_least, require_known, require_positive
 from handwritten_digits import DigitsError, load_digits, standardise
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -75,19 +74,11 @@ class VarianceArguments:
         Raises:
             ValueError: The message names the argument, the rule and the remedy.
         """
-        for name in ("head_dim", "num_points", "trials", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}.")
-        for name, known in (("regimes", (*REGIMES, STANDARDISED)), ("methods", ESTIMATORS)):
-            unknown = sorted(set(getattr(self, name)) - set(known))
-            if unknown or not getattr(self, name):
-                raise ValueError(f"--{name} must be some of {', '.join(known)}, got {', '.join(unknown) or 'none'}.")
-        if not self.sigmas or min(self.sigmas) <= 0:
-            raise ValueError(f"--sigmas must be positive numbers, got {self.sigmas}.")
+        require_at_least(self, head_dim=1, num_points=1, trials=1, seed=0, num_threads=1)
+        require_known(self, regimes=(*REGIMES, STANDARDISED), methods=ESTIMATORS)
+        require_positive(self, "sigmas")
 
 
-Sampler = Callable[[float, torch.Generator], tuple[Tensor, Tensor]]
 Found = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 

@@ -144,7 +144,7 @@ def test_a_missing_table_is_refused_before_anything_is_computed(folder, tmp_path
     [
         (["--methods", "FavorRF"], "--methods must be some of TrigRF, "),
         (["--datasets", "iris"], "--datasets must be some of abalone, "),
-        (["--sigmas", "0.0"], "--sigmas must be positive"),
+        (["--sigmas", "0.0"], "--sigmas must be positive, finite numbers"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
     ],
 )

@@ -214,7 +214,7 @@ def test_every_config_parses_and_its_header_tells_what_it_does(name):
         (Figure2Arguments, ["--figure", "x.jpg"], "--figure must end with .png or .svg, got 'x.jpg'"),
         (Figure2Arguments, ["--seed", "-1"], "--seed must be at least 0"),
         (Figure4Arguments, ["--num_features", "8", "9"], "--num_features must be even.*got 9"),
-        (Figure4Arguments, ["--stds", "1", "-1"], "--stds must hold values that are positive"),
+        (Figure4Arguments, ["--stds", "1", "-1"], "--stds must be positive, finite numbers"),
         (Figure4Arguments, ["--draws", "1"], "--draws must be at least 2, got 1"),
         (Figure14Arguments, ["--methods", "calibrated-full"], "--methods must be of favor.*; got 'calibrated-full'"),
         (Figure14Arguments, ["--hidden_size", "50"], "--hidden_size must be a multiple of --num_attention_heads"),

@@ -124,8 +124,8 @@ def test_the_configuration_says_how_it_is_run():
     [
         (["--head_dims", "4", "6"], r"--head_dims must be powers of two from 2 on, got \[4, 6\]"),
         (["--head_dims", "1"], "--head_dims must be powers of two"),
-        (["--sum_sq_norms", "0"], r"--sum_sq_norms must be one positive number or more, got \[0.0\]"),
-        (["--multiples", "-1"], "--multiples must be one positive number or more"),
+        (["--sum_sq_norms", "0"], r"--sum_sq_norms must be positive, finite numbers, one or more, got \[0.0\]"),
+        (["--multiples", "-1"], "--multiples must be positive, finite numbers"),
         (["--num_pairs", "0"], "--num_pairs must be at least 1, got 0"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (

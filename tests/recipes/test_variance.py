@@ -94,7 +94,7 @@ def test_what_is_no_mnist_is_refused(tmp_path):
     [
         (["--regimes", "uniform"], "--regimes must be some of normal, "),
         (["--methods", "FavorRF"], "--methods must be some of TrigRF, "),
-        (["--sigmas", "-1.0"], "--sigmas must be positive"),
+        (["--sigmas", "-1.0"], "--sigmas must be positive, finite numbers"),
         (["--trials", "0"], "--trials must be at least 1, got 0"),
     ],
 )
