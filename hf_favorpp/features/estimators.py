@@ -145,7 +145,7 @@ def draw_omega(
         estimator: Whichever.
         num_features: M.
         head_dim: d.
-        projection: As for :func:`draw_projections`; counts are always independent.
+        projection: As for :func:`~hf_favorpp.features.projection.draw_projections`; counts are always independent.
         seed: Of the draw.
 
     Returns:
