@@ -1,5 +1,6 @@
 """Random features of the Gaussian kernel for scikit-learn: for kernel methods beyond attention. Needs scikit-learn."""
 
+from numbers import Real
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -88,7 +89,8 @@ class GaussianKernelSampler(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         if self.method not in ESTIMATORS:
             raise ConfigError(f"method must be one of {', '.join(ESTIMATORS)}, got {self.method!r}.")
         require_choice("projection", self.projection)
-        require_int("n_components", self.n_components, minimum=1)
+        components = self.n_components.item() if isinstance(self.n_components, np.integer) else self.n_components
+        require_int("n_components", components, minimum=1)
         points: NDArray[Any] = validate_data(self, X, dtype=(np.float64, np.float32))
         self.gamma_ = self._gamma(points)
         scaled = self._scaled(points)
@@ -96,10 +98,8 @@ class GaussianKernelSampler(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
         assert estimator.is_symmetric, "the best A for equal queries and keys is real"
         seed = int(check_random_state(self.random_state).randint(LARGEST_SEED))
         self.estimator_ = estimator
-        self.omega_ = draw_omega(
-            estimator, int(self.n_components), scaled.shape[-1], projection=self.projection, seed=seed
-        )
-        self._n_features_out = estimator.columns * int(self.n_components)
+        self.omega_ = draw_omega(estimator, components, scaled.shape[-1], projection=self.projection, seed=seed)
+        self._n_features_out = estimator.columns * components
         return self
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
@@ -120,12 +120,10 @@ class GaussianKernelSampler(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
 
     def _gamma(self, points: NDArray[Any]) -> float:
         """Return gamma as a number."""
-        if isinstance(self.gamma, str):
-            if self.gamma != "scale":
-                raise ConfigError(f"gamma must be a number > 0 or 'scale', got {self.gamma!r}.")
+        if isinstance(self.gamma, str) and self.gamma == "scale":
             variance = float(points.var())
             return 1 / (points.shape[1] * variance) if variance > 0 else 1.0
-        if not 0 < self.gamma < np.inf:
+        if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 < self.gamma < np.inf:
             raise ConfigError(f"gamma must be a number > 0 or 'scale', got {self.gamma!r}.")
         return float(self.gamma)
 

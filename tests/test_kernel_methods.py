@@ -61,12 +61,22 @@ def test_float32_stays_float32():
     assert GaussianKernelSampler().fit_transform(points).dtype == np.float32
 
 
+def test_numbers_of_numpy_are_taken_as_a_grid_search_gives_them():
+    points = load_digits().data[:20] / 16
+    sampler = GaussianKernelSampler(gamma=np.float32(0.5), n_components=np.arange(7, 9)[0], random_state=0)
+    plain = GaussianKernelSampler(gamma=0.5, n_components=7, random_state=0)
+    np.testing.assert_array_equal(sampler.fit_transform(points), plain.fit_transform(points))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"method": "RBF"}, "method must be one of TrigRF, "),
         ({"gamma": 0.0}, "gamma must be a number > 0 or 'scale', got 0.0"),
         ({"gamma": "auto"}, "gamma must be a number > 0 or 'scale', got 'auto'"),
+        ({"gamma": None}, "gamma must be a number > 0 or 'scale', got None"),
+        ({"gamma": True}, "gamma must be a number > 0 or 'scale', got True"),
+        ({"n_components": 2.0}, "n_components must be an integer >= 1, got 2.0"),
         ({"n_components": 0}, "n_components must be an integer >= 1, got 0"),
         ({"projection": "fourier"}, "projection must be one of "),
     ],
