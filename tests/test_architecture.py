@@ -106,7 +106,17 @@ def test_the_mathematics_knows_only_torch():
     for file in FILES:
         if part_of(file) == "features" and file.name != "optimum.py":  # that one searches with SciPy
             outside |= {name.split(".")[0] for name in imported_modules(file)}
-    assert outside <= {"torch", "hf_favorpp", "math", "cmath", "hashlib", "typing", "collections", "dataclasses"}
+    assert outside <= {
+        "torch",
+        "hf_favorpp",
+        "math",
+        "cmath",
+        "numbers",
+        "hashlib",
+        "typing",
+        "collections",
+        "dataclasses",
+    }
 
 
 KERNELS = PACKAGE / "attention" / "triton"

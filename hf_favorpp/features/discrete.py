@@ -9,9 +9,16 @@ from torch import Tensor
 
 from hf_favorpp.errors import ConfigError, InputError
 from hf_favorpp.features.log_features import LogFeatures
-from hf_favorpp.features.variance import geometric_log_second_moment, poisson_log_second_moment
+from hf_favorpp.features.variance import (
+    geometric_log_second_moment,
+    poisson_log_second_moment,
+    require_rate,
+    require_success,
+)
 
 Distribution = Literal["poisson", "geometric"]
+MOST_COUNTS = 1e12
+"""Largest mean of a count that is drawn; float64 holds whole numbers up to 9e15."""
 ZERO = -1e30
 """The logarithm of an entry 0: finite, so that 0 times it is 0, and exp of it is 0."""
 
@@ -48,17 +55,15 @@ class DiscreteFeatures:
             ConfigError: It is outside its range, or the distribution is unknown.
         """
         if self.distribution == "poisson":
-            if not 0 < self.parameter < math.inf:
-                raise ConfigError(f"Poisson features need a rate lambda > 0 (CRT, eq. 10), got {self.parameter}.")
+            require_rate(self.parameter)
         elif self.distribution == "geometric":
-            if not 0 < self.parameter < 1:
-                raise ConfigError(f"geometric features need 0 < p < 1 (CRT, eq. 13), got {self.parameter}.")
+            require_success(self.parameter)
         else:
             raise ConfigError(f"distribution must be 'poisson' or 'geometric', got {self.distribution!r}.")
 
     @property
     def is_positive(self) -> bool:
-        """Whether the points are shifted, which makes all features positive."""
+        """Whether the points are shifted, which makes the features of all those positive that lie above the shift."""
         return self.shift is not None
 
     def draw(self, num_features: int, head_dim: int, generator: torch.Generator) -> Tensor:
@@ -71,9 +76,17 @@ class DiscreteFeatures:
 
         Returns:
             n, (M, d), float64, whole numbers from 0.
+
+        Raises:
+            ConfigError: The rate is so large that float64 does not hold the counts.
         """
         shape = (num_features, head_dim)
         if self.distribution == "poisson":
+            if self.parameter > MOST_COUNTS:
+                raise ConfigError(
+                    f"counts can be drawn for rates lambda <= {MOST_COUNTS:.0e}, got {self.parameter:.4g}. Scale the "
+                    f"points."
+                )
             return torch.poisson(torch.full(shape, self.parameter, dtype=torch.float64), generator=generator)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
         return torch.floor(torch.log1p(-uniform) / math.log1p(-self.parameter))
@@ -83,13 +96,22 @@ class DiscreteFeatures:
 
         Args:
             x: Points, (..., L, d), float.
-            omega: Counts, (M, d), the dtype of ``x``.
+            omega: Counts, (M, d), taken in the dtype of ``x``.
             of_keys: Makes no difference.
 
         Returns:
             Features (..., L, M), whose factor is the sign.
+
+        Raises:
+            InputError: A count is negative or no whole number.
         """
         num_features, head_dim = omega.shape
+        if ((omega < 0) | (omega != omega.floor())).any():
+            raise InputError(
+                f"omega must be counts, whole numbers from 0, got entries from {omega.min().item():.4g} to "
+                f"{omega.max().item():.4g}. Draw them with DiscreteFeatures.draw or draw_omega."
+            )
+        omega = omega.to(x)
         if self.shift is not None:
             x = x - self.shift.to(x)
         if self.distribution == "poisson":
@@ -108,13 +130,16 @@ class DiscreteFeatures:
 
         Args:
             x: Points, (..., L, d), float, all entries above the shift (above 0 without one).
-            omega: Counts, (M, d), the dtype of ``x``.
+            omega: Counts, (M, d), taken in the dtype of ``x``.
 
         Returns:
             Log-features, (..., L, M).
 
         Raises:
-            InputError: An entry is not.
+            InputError: An entry is not, or a count is negative or no whole number.
+
+        Source:
+            Likhosherstov et al. 2022, arXiv:2205.15317, eqs. 10 and 13, and Section 3.2 for the shift.
         """
         lowest = (x if self.shift is None else x - self.shift.to(x)).min()
         if not lowest > 0:
@@ -152,10 +177,32 @@ def poisson_rate(second_x: Tensor, second_y: Tensor) -> float:
     Returns:
         lambda > 0.
 
+    Raises:
+        InputError: A mean of squares is negative, or the product of two is not finite.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.4 and eq. 12.
     """
+    require_mean_squares(second_x, second_y)
     return max((second_x * second_y).mean().sqrt().item(), torch.finfo(torch.float64).tiny)
+
+
+def require_mean_squares(second_x: Tensor, second_y: Tensor) -> None:
+    """Refuse what are no means of squares, or too large to be multiplied.
+
+    Args:
+        second_x: Means of x_l^2 over the queries, (d,).
+        second_y: Means of y_l^2 over the keys, (d,).
+
+    Raises:
+        InputError: One is negative, or the product of two is not finite.
+    """
+    if not ((second_x >= 0) & (second_y >= 0) & (second_x * second_y).isfinite()).all():
+        raise InputError(
+            f"the means of x_l^2 and y_l^2 must be >= 0 with finite products (CRT, eqs. 12 and 14), got up to "
+            f"{second_x.max().item():.4g} and {second_y.max().item():.4g}, from {second_x.min().item():.4g} and "
+            f"{second_y.min().item():.4g}. Scale the points."
+        )
 
 
 def positive_shift(x: Tensor, y: Tensor, margin: float = 1e-6) -> Tensor:

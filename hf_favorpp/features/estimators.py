@@ -13,6 +13,7 @@ from hf_favorpp.features.gerf import oprf_coefficient
 from hf_favorpp.features.log_features import LogFeatures
 from hf_favorpp.features.optimum import geometric_success, gerf_parameters
 from hf_favorpp.features.projection import draw_projections
+from hf_favorpp.rules import require_choice, require_int
 
 
 class Estimator(Protocol):
@@ -20,7 +21,7 @@ class Estimator(Protocol):
 
     @property
     def is_positive(self) -> bool:
-        """Whether all features are positive."""
+        """Whether all features are positive; of PoisRF+ and GeomRF+ for points above the least fitted."""
 
     @property
     def is_symmetric(self) -> bool:
@@ -121,11 +122,15 @@ def fit_estimator(name: str, x: Tensor, y: Tensor) -> Estimator:
 
     Raises:
         ConfigError: The name is unknown.
-        InputError: The points are not two finite matrices of the same width with at least one row each.
+        InputError: The points are not two finite matrices of the same width with at least one row each, or so large
+            that their statistics overflow.
     """
-    if name not in _FITS:
+    if not isinstance(name, str) or name not in _FITS:
         raise ConfigError(f"the estimator must be one of {', '.join(ESTIMATORS)}, got {name!r}.")
     for points in (x, y):
+        if not isinstance(points, Tensor) or not points.is_floating_point():
+            kind = points.dtype if isinstance(points, Tensor) else type(points).__name__
+            raise InputError(f"x and y must be tensors of a float dtype, got {kind}: torch.as_tensor makes them.")
         if points.ndim != 2 or 0 in points.shape or points.shape[-1] != x.shape[-1]:
             raise InputError(
                 f"x and y must be matrices (points, coordinates) of the same width with at least one row, got "
@@ -133,6 +138,11 @@ def fit_estimator(name: str, x: Tensor, y: Tensor) -> Estimator:
             )
         if not points.isfinite().all():
             raise InputError("x and y must be finite, got infinities or NaN. Remove or replace those entries.")
+        if not points.double().square().sum().square().isfinite():
+            raise InputError(
+                f"x and y must have finite norms of which squares are finite too, got entries of absolute value "
+                f"{points.abs().max().item():.4g}. Scale the points."
+            )
     return _FITS[name](x, y)
 
 
@@ -150,7 +160,14 @@ def draw_omega(
 
     Returns:
         omega, (M, d), float64.
+
+    Raises:
+        ConfigError: A number is not an integer from 1 (the seed: from 0), or ``projection`` is unknown.
     """
+    require_int("num_features", num_features, minimum=1)
+    require_int("head_dim", head_dim, minimum=1)
+    require_int("seed", seed, minimum=0)
+    require_choice("projection", projection)
     if isinstance(estimator, DiscreteFeatures):
         return estimator.draw(num_features, head_dim, torch.Generator().manual_seed(seed))
     return draw_projections(1, num_features, head_dim, projection=projection, seed=seed)[0].double()

@@ -38,12 +38,12 @@ class ExponentialFeatures:
         """Check the conditions of the theorem.
 
         Raises:
-            ConfigError: Re(1 - 4A) <= 0, or s is neither 1 nor -1.
+            ConfigError: Re(1 - 4A) <= 0, A is not finite, or s is neither 1 nor -1.
         """
-        if not 1 - 4 * complex(self.A).real > 0:
+        if not (cmath.isfinite(self.A) and 1 - 4 * complex(self.A).real > 0):
             raise ConfigError(
                 f"the features are unbiased only where Re(1 - 4A) > 0 (CRT, Theorem 3.1), got A = {self.A}. "
-                f"Choose Re(A) < 1/4, or Re(A) < 1/8 for a finite variance."
+                f"Choose a finite A with Re(A) < 1/4, or with Re(A) < 1/8 for a finite variance."
             )
         if self.s not in (1, -1):
             raise ConfigError(f"s must be 1 or -1 (CRT, Theorem 3.1), got {self.s}.")
@@ -68,13 +68,13 @@ class ExponentialFeatures:
 
         Args:
             x: Points, (..., L, d), float.
-            omega: Projections, (M, d), the dtype of ``x``.
+            omega: Projections, (M, d), taken in the dtype of ``x``.
             of_keys: Whether they are those of f2.
 
         Returns:
             Features (..., L, columns M), the real parts first.
         """
-        A, s, (num_features, head_dim) = complex(self.A), self.s, omega.shape
+        A, s, (num_features, head_dim), omega = complex(self.A), self.s, omega.shape, omega.to(x)
         B = cmath.sqrt(s * (1 - 4 * A)) * (s if of_keys else 1)
         log_constant = head_dim / 4 * cmath.log(1 - 4 * A)
         projected, sq_norm = x @ omega.mT, omega.square().sum(-1)
@@ -119,13 +119,13 @@ class HyperbolicFeatures:
 
         Args:
             x: Points, (..., L, d), float.
-            omega: Projections, (M, d), the dtype of ``x``.
+            omega: Projections, (M, d), taken in the dtype of ``x``.
             of_keys: Makes no difference.
 
         Returns:
             Features (..., L, 2M).
         """
-        projected = x @ torch.cat((omega, -omega)).mT
+        projected = x @ torch.cat((omega, -omega)).to(x).mT
         magnitude = projected - x.square().sum(-1, keepdim=True) - math.log(2 * len(omega)) / 2
         return LogFeatures(magnitude, torch.ones_like(magnitude))
 

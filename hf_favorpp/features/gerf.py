@@ -19,7 +19,8 @@ def oprf_coefficient(psi: Tensor, head_dim: int) -> Tensor:
         head_dim: d.
 
     Returns:
-        A <= 0, same shape and dtype as ``psi``.
+        A <= 0, same shape and dtype as ``psi``, which is not checked: this is part of every attention, where it is
+        a mean of squares.
 
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.3.

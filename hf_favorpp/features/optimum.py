@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from hf_favorpp.errors import InputError
+from hf_favorpp.features.discrete import require_mean_squares
 from hf_favorpp.features.variance import GerfMoments, log_bessel_i0
+from hf_favorpp.rules import require_int
 
 GRID = tuple(itertools.product([step / 2 for step in range(-8, 17)], (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)))
 """Where the search for A looks first: log(1 - 8 Re A) and Im A / (1 - 8 Re A)."""
@@ -36,10 +39,18 @@ def gerf_parameters(psi_plus: float, psi_minus: float, head_dim: int) -> tuple[c
     Returns:
         A and s.
 
+    Raises:
+        InputError: A mean is negative or not finite.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.2 and Section 3.1.
     """
     from scipy.optimize import minimize
+
+    for name, psi in (("|x + y|^2", psi_plus), ("|x - y|^2", psi_minus)):
+        if not 0 <= psi < math.inf:
+            raise InputError(f"the mean of {name} must be finite and >= 0 (CRT, eq. 8), got {psi}.")
+    require_int("head_dim", head_dim, minimum=1)
 
     def coefficient(position: Sequence[float]) -> complex:
         scale = math.exp(position[0])
@@ -85,11 +96,15 @@ def geometric_success(second_x: Tensor, second_y: Tensor) -> float:
     Returns:
         p between 0 and 1.
 
+    Raises:
+        InputError: A mean of squares is negative, or the product of two is not finite.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.5 and eq. 14.
     """
     from scipy.optimize import minimize_scalar
 
+    require_mean_squares(second_x, second_y)
     product = (second_x * second_y).sqrt()
 
     def objective(logit: float) -> float:

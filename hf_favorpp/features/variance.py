@@ -6,6 +6,7 @@ kernel exp(-|x - y|^2 / 2): the two differ by factors of x and of y alone, which
 
 import cmath
 import math
+from numbers import Real
 from typing import NamedTuple, Self
 
 import torch
@@ -31,10 +32,21 @@ def gerf_log_second_moment(sum_sq_norm: Tensor, coefficient: Tensor | float, hea
     Returns:
         The logarithm of the relative second moment, in nats. It is 0 for an estimator without error.
 
+    Raises:
+        ConfigError: A is complex, or not below 1/8, where the variance is infinite.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.2 and eq. 6.
     """
+    if isinstance(coefficient, complex):
+        raise ConfigError(
+            f"A must be real here (CRT, eq. 6), got {coefficient}. complex_gerf_log_second_moment takes a complex one."
+        )
     A = torch.as_tensor(coefficient, dtype=sum_sq_norm.dtype, device=sum_sq_norm.device)
+    if not (A < 1 / 8).all():
+        raise ConfigError(
+            f"the variance is finite only where A < 1/8 (CRT, Theorem 3.2), got A = {A.max().item():.6g}. Choose less."
+        )
     constant = head_dim * torch.log1p(-4 * A) - head_dim / 2 * torch.log1p(-8 * A)
     return constant + sum_sq_norm / (1 - 8 * A)
 
@@ -75,13 +87,15 @@ class GerfMoments(NamedTuple):
             Both lines.
 
         Raises:
-            ConfigError: Re(1 - 8A) <= 0, where the variance is infinite.
+            ConfigError: Re(1 - 8A) <= 0, where the variance is infinite, A is not finite, or s is neither 1 nor -1.
         """
         A = complex(coefficient)
-        if not 1 - 8 * A.real > 0:
+        if sign not in (1, -1):
+            raise ConfigError(f"s must be 1 or -1 (CRT, Theorem 3.1), got {sign}.")
+        if not (cmath.isfinite(A) and 1 - 8 * A.real > 0):
             raise ConfigError(
                 f"the variance is finite only where Re(1 - 8A) > 0 (CRT, Theorem 3.2), got A = {A}. "
-                f"Choose Re(A) < 1/8."
+                f"Choose a finite A with Re(A) < 1/8."
             )
         real = 1 - 8 * A.real
         return cls(
@@ -130,9 +144,13 @@ def poisson_log_second_moment(product: Tensor, rate: float) -> Tensor:
     Returns:
         The logarithm of the relative second moment, in nats, (...). It is never negative.
 
+    Raises:
+        ConfigError: lambda is not above 0, or not finite.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.4.
     """
+    require_rate(rate)
     return (product - rate).square().sum(-1) / rate
 
 
@@ -148,11 +166,41 @@ def geometric_log_second_moment(product: Tensor, success: float) -> Tensor:
     Returns:
         The logarithm of the relative second moment, in nats, (...).
 
+    Raises:
+        ConfigError: p is not between 0 and 1.
+
     Source:
         Likhosherstov et al. 2022, arXiv:2205.15317, Theorem 3.5.
     """
+    require_success(success)
     log_bessel = log_bessel_i0(2 / math.sqrt(1 - success) * product.abs())
     return (log_bessel - 2 * product).sum(-1) - product.shape[-1] * math.log(success)
+
+
+def require_rate(rate: float) -> None:
+    """Refuse what is no rate of a Poisson distribution.
+
+    Args:
+        rate: lambda.
+
+    Raises:
+        ConfigError: It is not above 0, not finite, or no number.
+    """
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate < math.inf:
+        raise ConfigError(f"Poisson features need a rate lambda > 0 (CRT, eq. 10), got {rate!r}.")
+
+
+def require_success(success: float) -> None:
+    """Refuse what is no probability of success of a geometric distribution.
+
+    Args:
+        success: p.
+
+    Raises:
+        ConfigError: It is not between 0 and 1, or no number.
+    """
+    if isinstance(success, bool) or not isinstance(success, Real) or not 0 < success < 1:
+        raise ConfigError(f"geometric features need 0 < p < 1 (CRT, eq. 13), got {success!r}.")
 
 
 def log_bessel_i0(x: Tensor) -> Tensor:

@@ -8,14 +8,22 @@ import scipy.special
 import torch
 
 from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.features.discrete import DiscreteFeatures, poisson_rate
 from hf_favorpp.features.estimators import ESTIMATORS, draw_omega, fit_estimator
-from hf_favorpp.features.exponential import ExponentialFeatures
+from hf_favorpp.features.exponential import ExponentialFeatures, HyperbolicFeatures
 from hf_favorpp.features.gerf import oprf_coefficient
-from hf_favorpp.features.optimum import gerf_parameters
+from hf_favorpp.features.optimum import geometric_success, gerf_parameters
 from hf_favorpp.features.regularised import regularised_log_ratio
-from hf_favorpp.features.variance import complex_gerf_log_second_moment
+from hf_favorpp.features.variance import (
+    complex_gerf_log_second_moment,
+    geometric_log_second_moment,
+    gerf_log_second_moment,
+    poisson_log_second_moment,
+)
 
 F64 = torch.float64
+ONES = torch.ones(2, 3, dtype=F64)
+POINTS = 0.3 * torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
 
 
 def objective(A, s, psi_plus, psi_minus, head_dim):
@@ -119,3 +127,52 @@ def test_projections_on_the_sphere_estimate_the_regularised_kernel():
     sample = (omega @ z).exp()
     expected = (regularised_log_ratio(z.square().sum(), head_dim) + z.square().sum() / 2).exp()
     assert abs(sample.mean() - expected) < 5 * (sample.var() / draws).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: poisson_log_second_moment(ONES, 0.0), ConfigError, "rate lambda > 0"),
+        (lambda: poisson_log_second_moment(ONES, math.nan), ConfigError, "rate lambda > 0"),
+        (lambda: DiscreteFeatures("poisson", "a"), ConfigError, "rate lambda > 0 .*, got 'a'"),
+        (lambda: DiscreteFeatures("poisson", True), ConfigError, "rate lambda > 0 .*, got True"),
+        (lambda: geometric_log_second_moment(ONES, 1.0), ConfigError, "0 < p < 1"),
+        (lambda: geometric_log_second_moment(ONES, -0.5), ConfigError, "0 < p < 1"),
+        (lambda: gerf_log_second_moment(ONES, 0.125, 3), ConfigError, "A < 1/8"),
+        (lambda: gerf_log_second_moment(ONES, 1j, 3), ConfigError, "A must be real"),
+        (lambda: complex_gerf_log_second_moment(ONES, 0, 3, 3), ConfigError, "s must be 1 or -1 .*, got 3"),
+        (lambda: complex_gerf_log_second_moment(ONES, -math.inf, 1, 3), ConfigError, "finite A"),
+        (lambda: ExponentialFeatures(-math.inf, 1), ConfigError, "finite A"),
+        (lambda: gerf_parameters(math.nan, 1.0, 3), InputError, r"mean of \|x \+ y\|\^2 must be finite"),
+        (lambda: gerf_parameters(1.0, -1.0, 3), InputError, r"mean of \|x - y\|\^2 must be finite"),
+        (lambda: geometric_success(-ONES, ONES), InputError, r"means of x_l\^2"),
+        (lambda: poisson_rate(ONES * 1e200, ONES * 1e200), InputError, r"means of x_l\^2"),
+        (lambda: DiscreteFeatures("poisson", 1e13).draw(2, 3, torch.Generator()), ConfigError, "rates lambda <= 1e"),
+        (lambda: regularised_log_ratio(-ONES, 3), InputError, r"\|x \+ y\|\^2 must be finite and >= 0"),
+        (lambda: regularised_log_ratio(ONES, 0), ConfigError, "head_dim must be an integer >= 1, got 0"),
+        (lambda: fit_estimator(["GERF"], POINTS, POINTS), ConfigError, "the estimator must be one of"),
+        (lambda: fit_estimator("GERF", POINTS.numpy(), POINTS), InputError, "a float dtype, got ndarray"),
+        (lambda: fit_estimator("GERF", POINTS.long(), POINTS), InputError, "a float dtype, got torch.int64"),
+        (lambda: fit_estimator("GERF", POINTS * 1e160, POINTS), InputError, "finite norms"),
+        (lambda: draw_omega(DiscreteFeatures("poisson", 1.0), 0, 3), ConfigError, "num_features .* >= 1, got 0"),
+        (lambda: draw_omega(HyperbolicFeatures(), 2.5, 3), ConfigError, "num_features .* got 2.5"),
+        (lambda: draw_omega(HyperbolicFeatures(), 2, 0), ConfigError, "head_dim .* got 0"),
+        (lambda: draw_omega(HyperbolicFeatures(), 2, 3, seed="a"), ConfigError, "seed .* got 'a'"),
+        (lambda: draw_omega(DiscreteFeatures("poisson", 1.0), 2, 3, projection="x"), ConfigError, "projection must"),
+        (lambda: DiscreteFeatures("poisson", 1.0).log_features(POINTS, -ONES), InputError, "whole numbers from 0"),
+        (lambda: DiscreteFeatures("poisson", 1.0).log_features(POINTS, ONES / 2), InputError, "whole numbers from 0"),
+    ],
+)
+def test_conditions_of_the_theorems_are_checked(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_projections_are_taken_in_the_dtype_of_the_points(name):
+    x = 0.3 * torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    estimator = fit_estimator(name, x, x)
+    omega = draw_omega(estimator, 6, 4)
+    features = estimator.log_features(x.float(), omega).values()
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features.double(), estimator.log_features(x, omega).values(), rtol=1e-4, atol=1e-5)
