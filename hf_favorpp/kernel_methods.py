@@ -173,7 +173,7 @@ class GaussianKernelSampler(ClassNamePrefixFeaturesOutMixin, TransformerMixin, B
 
     def _scaled(self, points: NDArray[Any]) -> torch.Tensor:
         """Return the points around 0, on the scale on which the kernel is exp(-|x - y|^2 / 2)."""
-        centred = np.ascontiguousarray(points, dtype=np.float64) - self.mean_
+        centred = points - self.mean_  # float64, as the mean
         scaled: torch.Tensor = torch.from_numpy(centred) * 2**0.5 * self.gamma_**0.5
         if not scaled.square().sum().square().isfinite():
             raise InputError(
