@@ -69,6 +69,29 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     Returns:
         What the file of results holds.
     """
+    arguments, of_glue = parse(argv)
+    path = arguments.output_json or arguments.output_dir / "ablation.json"
+    if not arguments.report_only:
+        write_results(path, run_all(arguments, of_glue))
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    table = tabulate(results)
+    title = f"{results['task']}, {results['metric']} x 100, {results['steps']} optimizer steps in every run"
+    print(f"\n{title}; softmax {results['softmax']:.1f}\n")
+    print(table.map(lambda score: "" if pd.isna(score) else f"{score:.1f}").to_markdown(disable_numparse=True))
+    if arguments.figure is not None:
+        draw(results, table, arguments.figure)
+    return results
+
+
+def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Read the command line.
+
+    Args:
+        argv: Without the program's name; None takes it from ``sys.argv``.
+
+    Returns:
+        This program's own arguments, and the words for glue.py.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True, help="folder of the softmax model of the task, made by glue.py")
     parser.add_argument("--steps", type=int, required=True, help="optimizer steps of each run, all stages together")
@@ -83,17 +106,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments, of_glue = parser.parse_known_args(argv)
     if arguments.steps < len(TRAININGS) // 2:
         parser.error(f"--steps must be at least {len(TRAININGS) // 2}, got {arguments.steps}")
-    path = arguments.output_json or arguments.output_dir / "ablation.json"
-    if not arguments.report_only:
-        write_results(path, run_all(arguments, of_glue))
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    table = tabulate(results)
-    title = f"{results['task']}, {results['metric']} x 100, {results['steps']} optimizer steps in every run"
-    print(f"\n{title}; softmax {results['softmax']:.1f}\n")
-    print(table.map(lambda score: "" if pd.isna(score) else f"{score:.1f}").to_markdown(disable_numparse=True))
-    if arguments.figure is not None:
-        draw(results, table, arguments.figure)
-    return results
+    return arguments, of_glue
 
 
 def run_all(arguments: argparse.Namespace, of_glue: list[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+import ablation
 import pytest
 import torch
 import typer
@@ -167,6 +168,9 @@ def check_command(program, *words):
 def check_recipe(script, words):
     assert (ROOT / script).is_file(), script
     name = Path(script).name
+    if name == "ablation.py":
+        _, words = ablation.parse(words)
+        name = "glue.py"
     if name in ARGUMENTS:
         parse_arguments(ARGUMENTS[name], [str(ROOT / w) if w.startswith("configs/") else w for w in words])
         return
