@@ -43,7 +43,7 @@ def gerf_log_second_moment(sum_sq_norm: Tensor, coefficient: Tensor | float, hea
             f"A must be real here (CRT, eq. 6), got {coefficient}. complex_gerf_log_second_moment takes a complex one."
         )
     A = torch.as_tensor(coefficient, dtype=sum_sq_norm.dtype, device=sum_sq_norm.device)
-    if not (A < 1 / 8).all():
+    if (A >= 1 / 8).any():  # NaN stays NaN
         raise ConfigError(
             f"the variance is finite only where A < 1/8 (CRT, Theorem 3.2), got A = {A.max().item():.6g}. Choose less."
         )
