@@ -19,7 +19,7 @@ from datasets import DatasetDict
 from glue_arguments import GlueArguments
 from glue_data import GlueDataError
 from glue_model import build_model, resolve_model
-from glue_splits import label_names, load_tokenized
+from glue_splits import UNLABELLED, label_names, load_tokenized
 from length_grouping import LengthGroupedSampler
 from movie_reviews import MovieReviewsError
 from stages import Stages, loss_and_logits
@@ -121,14 +121,18 @@ def run(
         pad_to_multiple_of=None if accelerator.mixed_precision == "no" else 8,
     )
     size = args.per_device_train_batch_size
-    sampler = None
-    if args.group_by_length:
-        sampler = LengthGroupedSampler([len(row) for row in data["train"]["input_ids"]], size, args.seed)
-    train_loader = DataLoader(data["train"], size, shuffle=sampler is None, sampler=sampler, collate_fn=collator)
+
+    def training_loader(split: str) -> DataLoader[Any]:
+        sampler = None
+        if args.group_by_length:
+            sampler = LengthGroupedSampler([len(row) for row in data[split]["input_ids"]], size, args.seed)
+        return DataLoader(data[split], size, shuffle=sampler is None, sampler=sampler, collate_fn=collator)
+
+    train_loader = training_loader("train")
     eval_loaders = [
         DataLoader(data[split], args.per_device_eval_batch_size, collate_fn=collator)
         for split in data
-        if split != "train"
+        if split not in ("train", UNLABELLED)
     ]
     if args.attention != "softmax" and args.statistics == "calibrated":
         rows = data["train"].shuffle(seed=args.seed)
@@ -138,7 +142,8 @@ def run(
     score = make_evaluate(args.task_name, accelerator, prepared, regression=classes is None)
     softmax = build_model(args.as_twin(), str(teacher), classes) if needs_teacher(args, teacher) else None
     stages = Stages(args, output_dir, accelerator, softmax)
-    stages.run(model.to(accelerator.device), train_loader, score)
+    unlabelled_loader = training_loader(UNLABELLED) if UNLABELLED in data else train_loader
+    stages.run(model.to(accelerator.device), unlabelled_loader, score)
     renewal = None if args.attention == "softmax" else FavorppCallback()
     groups = parameter_groups(
         model, args.learning_rate, args.weight_decay, feature_learning_rate=args.feature_learning_rate

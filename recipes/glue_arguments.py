@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from command_line import flag
 from distant_evidence import SHORTEST
@@ -26,6 +26,7 @@ class GlueArguments(UptrainingArguments):
         "max_length": (1, "at least"),
         "max_positions": (1, "at least"),
         "validation_every": (2, "at least"),
+        "altered_copies": (0, "at least"),
     }
     FREE_ON_RESUME: ClassVar = (*UptrainingArguments.FREE_ON_RESUME, "data_dir", *FILES)
 
@@ -39,6 +40,11 @@ class GlueArguments(UptrainingArguments):
     filler_file: str | None = flag("far_answers: a long plain text, of which the documents consist otherwise.")
     validation_every: int | None = flag(
         "Evaluate on every N-th row of the training data, which is not trained on, instead of on validation data."
+    )
+    altered_copies: int = flag(
+        "Transfer and distillation, which read no labels, also learn from so many copies of each training row, with "
+        "words changed and, of two texts, other pairs.",
+        0,
     )
     max_length: int = flag("Tokens after which the input is cut; far_answers: exact tokens of a document.", 128)
     max_positions: int | None = flag(
@@ -67,7 +73,13 @@ class GlueArguments(UptrainingArguments):
             raise ValueError("--group_by_length saves padding, --pad_to_max_length wants it: choose one.")
         if self.attention_dropout is not None and self.attention_dropout >= 1:
             raise ValueError(f"--attention_dropout must be below 1, got {self.attention_dropout}.")
+        if self.altered_copies and not (self.transfer_steps or self.distil_steps):
+            raise ValueError("--altered_copies are for --transfer_steps and --distil_steps: give one of those too.")
         self._check_files()
+
+    def as_twin(self, **changes: Any) -> Self:
+        """Return the arguments of the softmax twin, which needs no more rows than those of the task."""
+        return super().as_twin(altered_copies=0, **changes)
 
     def _check_files(self) -> None:
         """Refuse files that the task does not read, and a task without its files."""
@@ -92,5 +104,7 @@ class GlueArguments(UptrainingArguments):
             raise ValueError("--task_name far_answers needs --data_dir, with QNLI/dev.tsv, and --filler_file.")
         if self.validation_every is not None:
             raise ValueError("--task_name far_answers has its own validation split: leave out --validation_every.")
+        if self.altered_copies:
+            raise ValueError("--task_name far_answers makes its own documents: leave out --altered_copies.")
         if self.max_length < SHORTEST:
             raise ValueError(f"--max_length must be at least {SHORTEST} for far_answers, got {self.max_length}.")

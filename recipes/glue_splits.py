@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict
+from altered_texts import altered_copies
+from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 from far_answers import load_far_answers
 from glue_arguments import GlueArguments
 from glue_data import GlueDataError, load_task
 from text_documents import load_documents
 from transformers import PreTrainedTokenizerBase
+
+UNLABELLED = "unlabelled"
+"""The split that transfer and distillation learn from, where it is another one than "train"."""
 
 
 def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
@@ -21,7 +25,8 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
         tokenizer: Of the model.
 
     Returns:
-        The split "train" and then those to evaluate on, with the columns that the model takes, and "labels".
+        The split "train" and then those to evaluate on, with the columns that the model takes, and "labels"; with
+        ``altered_copies`` also :data:`UNLABELLED`, the training rows and their copies, without labels.
     """
     if args.task_name == "far_answers":
         folder, filler = Path(str(args.data_dir)), Path(str(args.filler_file))
@@ -32,10 +37,21 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
     data = _limited(data, args)
     texts = [column for column in data["train"].column_names if column != "label"]
 
+    if args.altered_copies:
+        unlabelled = data["train"].select_columns(texts)
+        data[UNLABELLED] = concatenate_datasets([
+            unlabelled,
+            altered_copies(unlabelled, texts, args.altered_copies, args.seed),
+        ])
+
     def tokenize(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return dict(tokenizer(*(rows[column] for column in texts), max_length=args.max_length, truncation=True))
 
-    return data.map(tokenize, batched=True, remove_columns=texts, desc="tokenising").rename_column("label", "labels")
+    tokenized = data.map(tokenize, batched=True, remove_columns=texts, desc="tokenising")
+    for split in tokenized:
+        if split != UNLABELLED:
+            tokenized[split] = tokenized[split].rename_column("label", "labels")
+    return tokenized
 
 
 def hold_out(train: Dataset, every: int) -> DatasetDict:

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from glue_arguments import GlueArguments
 from glue_data import GlueDataError, load_task
-from glue_splits import hold_out, label_names, load_tokenized
+from glue_splits import UNLABELLED, hold_out, label_names, load_tokenized
 from tiny_glue import write_documents
 from transformers import AutoTokenizer
 
@@ -53,3 +53,18 @@ def test_rows_of_documents_reviews_and_the_hub_are_held_out_too(
     monkeypatch.setattr(glue_data, "load_dataset", lambda repository, configuration: on_the_hub)
     data = load_tokenized(GlueArguments(task_name="rte", validation_every=4), tokenizer)
     assert (data["train"].num_rows, data["validation"].num_rows) == (33, 11)
+
+
+def test_altered_copies_are_a_split_of_their_own_beside_the_rows_and_without_labels(glue_dir, tiny_bert):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    args = GlueArguments(
+        task_name="rte", data_dir=str(glue_dir), transfer_steps=1, altered_copies=3, max_train_samples=20
+    )
+    data = load_tokenized(args, tokenizer)
+    plain = load_tokenized(GlueArguments(task_name="rte", data_dir=str(glue_dir), max_train_samples=20), tokenizer)
+    assert {*data} == {*plain, UNLABELLED}
+    for split in plain:
+        assert data[split][:] == plain[split][:]
+    assert data[UNLABELLED].num_rows == 80
+    assert {*data[UNLABELLED].column_names} == {*plain["train"].column_names} - {"labels"}
+    assert data[UNLABELLED][:20]["input_ids"] == plain["train"][:]["input_ids"] != data[UNLABELLED][20:40]["input_ids"]

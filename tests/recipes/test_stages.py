@@ -19,6 +19,7 @@ from hf_favorpp.errors import ConfigError
 
 THREE = ("--transfer_steps", "12", "--distil_steps", "12", "--kd_weight", "0.5", "--evaluate_first")
 THREE += ("--max_train_steps", "8", "--checkpointing_steps", "5", "--distil_learning_rate", "1e-3")
+THREE += ("--altered_copies", "2")
 
 NOT_CALIBRATED = ("--statistics", "sequence")
 """Each rank calibrates on all rows, and what is chosen depends on how many there are."""
