@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from datasets import Dataset
@@ -10,16 +10,16 @@ from datasets import Dataset
 MOST_CHANGED = 0.4
 """The share of the words of a copy that are changed is drawn from 0 to this."""
 DROPPED = 1 / 3
-"""The share of the changed words that are left out; each of the others becomes a word of some other row."""
+"""The share of the changed words that are left out; each of the others becomes a word of some row."""
 
 
 def altered_copies(train: Dataset, columns: Sequence[str], copies: int, seed: int) -> Dataset:
     """Alter every row several times.
 
     A row of one text keeps it but for some words. Of two texts it is, a third of the times each: the same two; the
-    first one twice; one of them beside that of another row. Then words of both are changed, independently, and half of
-    the pairs are swapped. So a layer sees words that match and words that do not, which are hardly ever those of the
-    rows themselves: what it learns to match is not these rows alone.
+    first one twice; the first one beside the second one of any row. Then words of both are changed, independently, and
+    half of the pairs are swapped. So a layer sees words that match and words that do not, which are hardly ever those
+    of the rows themselves: what it learns to match is not these rows alone.
 
     Args:
         train: With ``columns``, of strings.
@@ -46,12 +46,13 @@ def _pair(
     row: Sequence[list[str]], texts: Sequence[Sequence[list[str]]], generator: np.random.Generator
 ) -> list[list[str]]:
     """Return the two texts of a pair, or one of them with itself or with that of any row."""
-    kinds: tuple[Callable[[], list[list[str]]], ...] = (
-        lambda: list(row),
-        lambda: [row[0], row[0]],
-        lambda: [row[0], texts[1][generator.integers(len(texts[1]))]],
-    )
-    pair = kinds[generator.integers(len(kinds))]()
+    kind = generator.integers(3)
+    if kind == 0:
+        pair = list(row)
+    elif kind == 1:
+        pair = [row[0], row[0]]
+    else:
+        pair = [row[0], texts[1][generator.integers(len(texts[1]))]]
     return pair[::-1] if generator.random() < 0.5 else pair
 
 

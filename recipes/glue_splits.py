@@ -34,9 +34,8 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
     data = _load_texts(args)
     if args.validation_every is not None:
         data = hold_out(data["train"], args.validation_every)
-    data = _limited(data, args)
-    texts = [column for column in data["train"].column_names if column != "label"]
-
+    data = _limited(data, args).rename_column("label", "labels")
+    texts = [column for column in data["train"].column_names if column != "labels"]
     if args.altered_copies:
         unlabelled = data["train"].select_columns(texts)
         data[UNLABELLED] = concatenate_datasets([
@@ -47,11 +46,7 @@ def load_tokenized(args: GlueArguments, tokenizer: PreTrainedTokenizerBase) -> D
     def tokenize(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return dict(tokenizer(*(rows[column] for column in texts), max_length=args.max_length, truncation=True))
 
-    tokenized = data.map(tokenize, batched=True, remove_columns=texts, desc="tokenising")
-    for split in tokenized:
-        if split != UNLABELLED:
-            tokenized[split] = tokenized[split].rename_column("label", "labels")
-    return tokenized
+    return data.map(tokenize, batched=True, remove_columns=texts, desc="tokenising")
 
 
 def hold_out(train: Dataset, every: int) -> DatasetDict:

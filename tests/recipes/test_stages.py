@@ -50,6 +50,18 @@ def uninterrupted(teacher, tiny_bert, glue_dir, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_stages_learn_from_the_altered_copies_too(teacher, tiny_bert, glue_dir, tmp_path, monkeypatch):
+    loaders = []
+    monkeypatch.setattr(glue.Stages, "run", lambda self, model, loader, score: loaders.append(loader))
+    glue.main(arguments(tiny_bert, glue_dir, tmp_path, "--teacher", str(teacher), *THREE))
+    rows = [len(loader.dataset) for loader in loaders]
+    plain = [value for value in THREE if value not in ("--altered_copies", "2")]
+    glue.main(arguments(tiny_bert, glue_dir, tmp_path / "plain", "--teacher", str(teacher), *plain))
+    assert rows == [3 * len(loaders[1].dataset)]
+    assert "labels" not in loaders[0].dataset.column_names
+
+
 def stage_reports(folder: Path) -> dict[str, Any]:
     """Return what results.json says of the stages, without their seconds."""
     results = json.loads((folder / "results.json").read_text())
