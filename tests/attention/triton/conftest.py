@@ -1,5 +1,7 @@
 """Kernels are tested on a GPU where there is one, and in Triton's interpreter otherwise."""
 
+import os
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -16,6 +18,20 @@ class SkippedModule(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path, parent):
     return None if INSTALLED else SkippedModule.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(autouse=True)
+def _helpers_run_in_the_language_of_their_kernel(monkeypatch):
+    """Let a kernel's call of a helper be just that.
+
+    A launch puts the interpreter's operations in the place of the language's. So does each call of a helper within the
+    kernel, which wraps them once more, and every operation then goes through all of the wraps.
+    """
+    if INSTALLED and os.environ.get("TRITON_INTERPRET") == "1":
+        interpreter = import_module("triton.runtime.interpreter")
+        monkeypatch.setattr(
+            interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
+        )
 
 
 @pytest.fixture
