@@ -30,7 +30,7 @@ def inputs(length, features=5, head_dim=4, value_dim=2, batch=2, heads=2):
 
 
 def plain(log_phi_q, log_phi_k, x, y, value, query, projection, key_mask, window):
-    """The logit of each query and each key, one number at a time, and a division."""
+    """The logit of each query and each key, one query at a time, and a division."""
     batch, heads, length, _ = x.shape
     size = min(window or NEAR, length)
     rows = []
@@ -48,14 +48,10 @@ def plain(log_phi_q, log_phi_k, x, y, value, query, projection, key_mask, window
                 left, right = ([j for j in real if j not in near and (j > i) == after] for after in (False, True))
                 span = real[-1] - real[0] + 1
                 means = [far_mean(of_distance[i], i, keys, span, size) for keys in (left, right)]
-                kernel = []
-                for j in real:
-                    if j in near:
-                        kernel.append((x[b, h, i] @ y[b, h, j] + of_distance[i, length + i - j]).exp())
-                    else:
-                        far = (log_phi_q[b, h, i] + log_phi_k[b, h, j]).exp().sum()
-                        kernel.append(far * means[j > i])
-                weights = torch.stack(kernel)
+                exact = (y[b, h, real] @ x[b, h, i] + of_distance[i, [length + i - j for j in real]]).exp()
+                far = (log_phi_q[b, h, i] + log_phi_k[b, h, real]).exp().sum(-1)
+                far = far * torch.stack([means[j > i] for j in real])
+                weights = torch.where(torch.tensor([j in near for j in real]), exact, far)
                 rows.append(weights @ value[b, h, real] / weights.sum())
     return torch.stack(rows).reshape(batch, heads, length, -1)
 
@@ -63,12 +59,12 @@ def plain(log_phi_q, log_phi_k, x, y, value, query, projection, key_mask, window
 def far_mean(of_distance, i, keys, span, window):
     """The mean of exp(logit) over keys, where the middle of a cell of distances stands for all in it."""
     edges = [window + 1 + (span - 1 - window) * c // FAR for c in range(FAR + 1)]
-    total, length = 0, len(of_distance) // 2
+    length, middles = len(of_distance) // 2, []
     for j in keys:
         (cell,) = (c for c in range(FAR) if edges[c] <= abs(i - j) < edges[c + 1])
         middle = (edges[cell] + edges[cell + 1] - 1) // 2
-        total = total + of_distance[length + (middle if j < i else -middle)].exp()
-    return total / max(1, len(keys))
+        middles.append(length + (middle if j < i else -middle))
+    return of_distance[middles].exp().sum() / max(1, len(keys))
 
 
 def fast(log_phi_q, log_phi_k, x, y, value, query, projection, key_mask, window):
