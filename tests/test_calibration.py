@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from processes import run_two_ranks
 from tiny_models import fingerprint, hidden_states, tiny_model, token_batch
 from transformers import AutoModel
 
@@ -280,14 +281,14 @@ def test_a_neighbourhood_leaves_only_the_far_keys_to_the_projections():
 
 def calibrate_on_one_of_two_ranks(rank, folder):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo")
     model = calibrate(converted(FavorppConfig(num_features=16)), DATA[rank::2])
-    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    torch.save(model.state_dict(), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_agree_with_each_other_and_with_the_moments_of_one(tmp_path):
-    torch.multiprocessing.spawn(calibrate_on_one_of_two_ranks, args=(str(tmp_path),), nprocs=2)
+    run_two_ranks(calibrate_on_one_of_two_ranks, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     alone = calibrate(converted(FavorppConfig(num_features=16)), DATA).state_dict()
     for name, tensor in first.items():

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
+from typing import Any
 
 import glue
 import pytest
 import torch
 import uptraining
 from huggingface_hub.utils import filter_repo_objects
+from processes import exit_code_of, run_two_ranks
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 from uptraining import ModelError
 
-# Runs glue.py and kills the process with SIGKILL after so many optimizer steps of the run in the given folder.
-KILLED_RUN = """
-import os, signal, sys
-import glue
 from hf_favorpp.training import loop
-
-folder, step = sys.argv[1], int(sys.argv[2])
-end_step = loop._Run._end_step
-
-def end_step_and_die(self, loss):
-    end_step(self, loss)
-    if str(self.settings.output_dir) == folder and self.progress.completed_steps == step:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-loop._Run._end_step = end_step_and_die
-glue.main(sys.argv[3:])
-"""
 
 RECALIBRATED = ("--statistics", "calibrated", "--calibration_samples", "16", "--recalibrate_every", "3")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -61,12 +47,23 @@ def arguments(model: Path, data: Path, output: Path, *more: str, task: str = "co
     return [word for name, value in words.items() for word in (f"--{name}", str(value))] + list(more)
 
 
-def run_and_kill(folder: Path, step: int, argv: list[str], environment: dict[str, str]) -> None:
-    """Run glue.py in a child process that dies by SIGKILL."""
-    command = [sys.executable, "-c", KILLED_RUN, str(folder), str(step), *argv]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert child.returncode == -signal.SIGKILL, child.stderr[-3000:]
+def run_and_kill(folder: Path, step: int, argv: list[str]) -> None:
+    """Run glue.py in a process that dies by SIGKILL after so many optimizer steps of the run in the folder."""
+    assert exit_code_of(glue_until, str(folder), step, argv) == -signal.SIGKILL
     assert not (folder / "results.json").exists()
+
+
+def glue_until(folder: str, step: int, argv: list[str]) -> None:
+    """Be that process."""
+    end_step = loop._Run._end_step
+
+    def end_step_and_die(self: Any, loss: torch.Tensor) -> None:
+        end_step(self, loss)
+        if str(self.settings.output_dir) == folder and self.progress.completed_steps == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loop._Run._end_step = end_step_and_die
+    glue.main(argv)
 
 
 def assert_same_end(one: Path, other: Path) -> None:
@@ -91,13 +88,13 @@ def assert_same_end(one: Path, other: Path) -> None:
     ],
 )
 def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
-    checkpointing, step, more, tiny_bert, glue_dir, tmp_path, child_environment
+    checkpointing, step, more, tiny_bert, glue_dir, tmp_path
 ):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ("--checkpointing_steps", checkpointing, *more)
     glue.main(arguments(tiny_bert, glue_dir, whole, *more))
     argv = arguments(tiny_bert, glue_dir, killed, *more)
-    run_and_kill(killed, step, argv, child_environment)
+    run_and_kill(killed, step, argv)
     glue.main([*argv, "--resume_from_checkpoint", "latest"])
     assert_same_end(whole, killed)
     state = load_file(killed / "model.safetensors")
@@ -111,12 +108,12 @@ def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     "killed_run",
     [pytest.param("softmax", id="in the twin", marks=pytest.mark.slow), pytest.param("", id="after the twin")],
 )
-def test_a_killed_comparison_goes_on_where_it_was(killed_run, tiny_bert, glue_dir, tmp_path, child_environment):
+def test_a_killed_comparison_goes_on_where_it_was(killed_run, tiny_bert, glue_dir, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ("--checkpointing_steps", "4", "--twin")
     glue.main(arguments(tiny_bert, glue_dir, whole, *more))
     argv = arguments(tiny_bert, glue_dir, killed, *more)
-    run_and_kill(killed / killed_run if killed_run else killed, 9, argv, child_environment)
+    run_and_kill(killed / killed_run if killed_run else killed, 9, argv)
     finished = killed / "softmax" / "results.json"
     written = finished.stat().st_mtime_ns if not killed_run else None
     results = glue.main([*argv, "--resume_from_checkpoint", "latest"])
@@ -133,24 +130,26 @@ def test_a_finished_twin_with_other_arguments_is_refused(tiny_bert, glue_dir, tm
         glue.main([*argv, "--learning_rate", "1e-3", "--resume_from_checkpoint", "latest"])
 
 
-def torchrun(argv: list[str], environment: dict[str, str]) -> str:
-    """Run glue.py on two CPU ranks and return what it printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    child = subprocess.run(
-        [*command, glue.__file__, *argv], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    return child.stdout
+def run_on_two_ranks(argv: list[str], folder: Path) -> str:
+    """Run glue.py on two CPU ranks and return what they printed."""
+    run_two_ranks(glue_on_rank, argv, folder)
+    return "".join((folder / f"printed{rank}.txt").read_text() for rank in range(2))
 
 
-def test_two_ranks_train_and_evaluate_like_one_with_twice_the_batch(tiny_bert, glue_dir, tmp_path, child_environment):
+def glue_on_rank(rank: int, argv: list[str], folder: Path) -> None:
+    """Be one of them."""
+    with (folder / f"printed{rank}.txt").open("w") as file, redirect_stdout(file):
+        glue.main(argv)
+
+
+def test_two_ranks_train_and_evaluate_like_one_with_twice_the_batch(tiny_bert, glue_dir, tmp_path):
     model = tmp_path / "model"  # without dropout, which differs between the ranks
     shutil.copytree(tiny_bert, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, **NO_DROPOUT}))
     more = ("--max_train_samples", "40", "--redraw_until", "3", "--learning_rate", "1e-3", "--twin")
     one, two = tmp_path / "one", tmp_path / "two"
-    printed = torchrun(arguments(model, glue_dir, two, *more, task="stsb"), child_environment)
+    printed = run_on_two_ranks(arguments(model, glue_dir, two, *more, task="stsb"), tmp_path)
     glue.main(arguments(model, glue_dir, one, *more, "--per_device_train_batch_size", "8", task="stsb"))
     single, double = (json.loads((folder / "results.json").read_text()) for folder in (one, two))
     assert printed.count("training tokens / s") == 1  # only one rank reports

@@ -12,7 +12,7 @@ import pytest
 import test_glue_run
 import torch
 from safetensors.torch import load_file
-from test_glue_run import NO_DROPOUT, assert_same_end, run_and_kill, torchrun
+from test_glue_run import NO_DROPOUT, assert_same_end, run_and_kill, run_on_two_ranks
 from transformers import AutoModelForSequenceClassification
 
 from hf_favorpp.errors import ConfigError
@@ -81,10 +81,10 @@ def stage_reports(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_a_run_killed_in_any_stage_ends_like_an_uninterrupted_one(
-    stage, step, teacher, uninterrupted, tiny_bert, glue_dir, tmp_path, child_environment
+    stage, step, teacher, uninterrupted, tiny_bert, glue_dir, tmp_path
 ):
     argv = arguments(tiny_bert, glue_dir, tmp_path, "--teacher", str(teacher), *THREE)
-    run_and_kill(tmp_path / stage, step, argv, child_environment)
+    run_and_kill(tmp_path / stage, step, argv)
     glue.main([*argv, "--resume_from_checkpoint", "latest"])
     assert_same_end(uninterrupted, tmp_path)
     reports = stage_reports(tmp_path)
@@ -144,15 +144,13 @@ def without_dropout(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_two_ranks_learn_in_every_stage_like_one_that_accumulates_both_their_batches(
-    teacher, glue_dir, tmp_path, child_environment
-):
+def test_two_ranks_learn_in_every_stage_like_one_that_accumulates_both_their_batches(teacher, glue_dir, tmp_path):
     model = without_dropout(teacher, tmp_path / "model")
     stages = ("--transfer_steps", "6", "--distil_steps", "6", "--kd_weight", "0.5", "--max_train_steps", "3")
     more = ("--teacher", str(model), *stages, "--evaluate_first", "--max_train_samples", "40", "--learning_rate")
     more += ("1e-3", "--feature_learning_rate", "1e-3", *NOT_CALIBRATED)
     one, two = tmp_path / "one", tmp_path / "two"
-    torchrun(arguments(model, glue_dir, two, *more, "--gradient_accumulation_steps", "1"), child_environment)
+    run_on_two_ranks(arguments(model, glue_dir, two, *more, "--gradient_accumulation_steps", "1"), tmp_path)
     glue.main(arguments(model, glue_dir, one, *more))
     single, double = (json.loads((folder / "results.json").read_text()) for folder in (one, two))
     for stage in ("transfer", "distil"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from processes import run_two_ranks
 from tiny_models import hidden_states, tiny_model, token_batch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
@@ -254,7 +255,7 @@ def test_trainer_with_a_model_that_is_not_converted_is_refused(tmp_path):
 def train_on_one_of_two_ranks(rank, folder):
     torch.set_num_threads(1)
     torch.manual_seed(rank)  # ranks whose random states differ must agree nevertheless
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo")
     model = convert_to_favorpp(tiny_model("bert"), EVERY_TWO).train()
     # without the broadcast of buffers that DDP does by default, only a draw that is the same everywhere can agree
     wrapped = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
@@ -265,12 +266,12 @@ def train_on_one_of_two_ranks(rank, folder):
         wrapped(**batch).last_hidden_state.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    torch.save(model.state_dict(), f"{folder}/rank{rank}.pt")
+    torch.save(model.state_dict(), folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_train_with_the_same_projections_and_end_with_the_same_weights(tmp_path):
-    torch.multiprocessing.spawn(train_on_one_of_two_ranks, args=(str(tmp_path),), nprocs=2)
+    run_two_ranks(train_on_one_of_two_ranks, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
     assert int(first["encoder.layer.0.attention.self.favorpp.draw_index"]) == 2
     for name, tensor in first.items():
