@@ -3,6 +3,7 @@
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,14 +25,17 @@ def pytest_pycollect_makemodule(module_path, parent):
 def _helpers_run_in_the_language_of_their_kernel(monkeypatch):
     """Let a kernel's call of a helper be just that.
 
-    A launch puts the interpreter's operations in the place of the language's. So does each call of a helper within the
-    kernel, which wraps them once more, and every operation then goes through all of the wraps.
+    A launch puts the interpreter's operations in the place of those in ``triton.language``. Each call of a helper does
+    it anew, which takes longer than most helpers, so that here the launch does it for all of them: also in the module
+    ``core``, where the helpers of Triton's own library (``tl.zeros``) look operations up.
     """
     if INSTALLED and os.environ.get("TRITON_INTERPRET") == "1":
-        interpreter = import_module("triton.runtime.interpreter")
+        interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
+        enter, modules = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": language, "core": language.core})
         monkeypatch.setattr(
             interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
         )
+        monkeypatch.setattr(interpreter, "_patch_lang", lambda function: enter(modules))
 
 
 @pytest.fixture
