@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 
 import pytest
@@ -12,39 +11,68 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
+class Clock:
+    """Goes on only where it is told to, whatever else the machine does."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(throughput, "time", clock)
+    return clock
+
+
 class Slow(Dataset):
-    def __init__(self, length, seconds):
-        self.length, self.seconds = length, seconds
+    def __init__(self, length, seconds, clock):
+        self.length, self.seconds, self.clock, self.read = length, seconds, clock, 0
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)
+        self.clock.now += self.seconds
+        self.read += 1
         return {"labels": index}
 
 
-@pytest.mark.parametrize("length", [8, 400], ids=["shorter than asked for", "longer"])
-def test_a_loader_gives_as_many_images_as_its_rows_take_time(length):
-    loader = DataLoader(Slow(length, 0.005), batch_size=4)
-    started = time.perf_counter()
-    rate = throughput.loader_rate(loader, num_batches=5)
-    assert 100 < rate < 200
-    assert time.perf_counter() - started < 0.5, "no more batches than asked for"
+@pytest.mark.parametrize(("length", "read"), [(8, 8), (400, 24)], ids=["shorter than asked for", "longer"])
+def test_a_loader_gives_as_many_images_as_its_rows_take_time(length, read, clock):
+    rows = Slow(length, 0.005, clock)
+    rate = throughput.loader_rate(DataLoader(rows, batch_size=4), num_batches=5)
+    assert rate == pytest.approx(200)
+    assert rows.read == read, "no more batches than asked for, after a first one"
 
 
-def test_a_model_is_timed_without_its_first_pass_and_left_as_it_was(monkeypatch):
+def test_what_workers_had_prepared_is_not_counted(clock):
+    class Ready:
+        num_workers, prefetch_factor = 3, 2
+
+        def __iter__(self):
+            for number in range(20):
+                clock.now += 0.0 if number < 6 else 0.5  # the first six lie ready
+                yield {"labels": torch.zeros(4)}
+
+    assert throughput.loader_rate(Ready(), num_batches=5) == pytest.approx(8)
+
+
+def test_a_model_is_timed_without_its_first_pass_and_left_as_it_was(monkeypatch, clock):
     monkeypatch.setattr(throughput, "MODEL_SECONDS", 0.1)
     model, passes = nn.Linear(2, 1), []
 
     def loss(model, batch):
-        time.sleep(0.02 if passes else 0.3)
+        clock.now += 0.02 if passes else 0.3
         passes.append(model.training)
         return model(torch.ones(1, 2)).sum()
 
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rate = throughput.model_rate(model.train(), loss, {"labels": torch.zeros(10)}, nullcontext)
-    assert 250 < rate <= 500
+    assert rate == pytest.approx(500)
     assert not any(passes)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
