@@ -1,5 +1,6 @@
 """What all tests share: worker processes of one thread each, no network, and a known random state before each test."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,6 +35,16 @@ def pytest_cmdline_main(config):
 def pytest_collection_modifyitems(items):
     """Skip, with the reason, what the installed versions are too old for."""
     skip_what_is_too_new({item.nodeid.removeprefix("tests/"): item for item in items})
+
+
+def pytest_collection_finish():
+    """Spare garbage collections the libraries and the thousands of tests, all of which stay."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
