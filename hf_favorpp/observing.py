@@ -1,6 +1,6 @@
 """A pass of a model on data: which part of it, by softmax or by features, and who watches the layers."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,11 +45,36 @@ def evaluating(model: nn.Module) -> Generator[None]:
     Yields:
         Nothing.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    with _in_eval_mode(module for module in model.modules() if module.training), torch.no_grad():
+        yield
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Generator[None]:
+    """Switch off for a while what is random in training or makes rows depend on each other, and keep gradients.
+
+    That is eval mode: no dropout, no masks over time, no block skipped, and the running statistics of batch norms.
+    Converted layers keep their mode, in which they watch what ``FavorppConfig.recalibrate`` needs.
+
+    Args:
+        model: Any module, converted or not.
+
+    Yields:
+        Nothing.
+    """
+    with _in_eval_mode(
+        module for module in model.modules() if module.training and not isinstance(module, FavorppFeatures)
+    ):
+        yield
+
+
+@contextmanager
+def _in_eval_mode(training: Iterable[nn.Module]) -> Generator[None]:
+    training = list(training)
+    for module in training:
+        module.training = False
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True

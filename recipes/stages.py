@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,43 +222,20 @@ class Stages:
             if completed_steps % settings.log_every == 0:
                 add(completed_steps, round(float(latest), 5))
 
-        with every_block(model):
-            train(
-                accelerator,
-                model,
-                torch.optim.AdamW(groups, lr=rate, fused=True),
-                loader,
-                None,
-                settings,
-                on_step_begin=renewal and renewal.step,
-                on_step_end=end_step,
-                compute_loss=compute_loss,
-                count_tokens=lambda batch: torch.tensor(len(next(iter(batch.values()))), device=accelerator.device),
-            )
+        train(
+            accelerator,
+            model,
+            torch.optim.AdamW(groups, lr=rate, fused=True),
+            loader,
+            None,
+            settings,
+            on_step_begin=renewal and renewal.step,
+            on_step_end=end_step,
+            compute_loss=compute_loss,
+            count_tokens=lambda batch: torch.tensor(len(next(iter(batch.values()))), device=accelerator.device),
+        )
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # takes its autocast off again
         return {"losses": losses}
-
-
-@contextmanager
-def every_block(model: PreTrainedModel) -> Generator[None]:
-    """Switch layerdrop off for a while: the states of a block that is skipped cannot be compared.
-
-    Args:
-        model: Of speech or of anything else.
-
-    Yields:
-        Nothing.
-    """
-    config: Any = model.config
-    rate = getattr(config, "layerdrop", None)
-    if rate is None:
-        yield
-        return
-    config.layerdrop = 0.0
-    try:
-        yield
-    finally:
-        config.layerdrop = rate
 
 
 def loss_and_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.observing import undisturbed
 
 LABELS = "labels"
 Inputs = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -24,6 +25,9 @@ def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 class Distillation:
     r"""The distance of a student to its teacher on the same inputs, without labels.
+
+    Both are compared as they are used afterwards, in eval mode, whatever mode the student is in: dropout alone puts a
+    model at a distance from itself that is larger than what a converted one has to learn.
 
     Hidden states are compared block by block by |h - h'|^2 / |h'|^2 over real tokens, in the mean over blocks, and the
     final one once more, as the head reads it: after the last norm where a model has one behind its blocks. Logits of
@@ -83,7 +87,8 @@ class Distillation:
         inputs = self.inputs(batch)
         with torch.no_grad(), self.autocast():
             target = outputs_with_states(self.teacher, inputs)
-        output = outputs_with_states(model, inputs)
+        with undisturbed(model):
+            output = outputs_with_states(model, inputs)
         return compare_outputs(output, target, real_tokens(self.teacher, inputs), self.temperature)
 
     def of_logits(self, logits: Tensor, inputs: Mapping[str, Any]) -> Tensor:
@@ -174,8 +179,8 @@ def compare_outputs(student: Any, teacher: Any, real: Mapping[int, Tensor], temp
     hidden, target = (_hidden_states(outputs) for outputs in (student, teacher))
     if len(hidden) != len(target):
         raise InputError(
-            f"the student gave the states of {len(hidden)} blocks and the teacher those of {len(target)}: a model in "
-            f"training skips blocks where its config.layerdrop is above 0. Set it to 0 for the distillation."
+            f"the student gave the states of {len(hidden)} blocks and the teacher those of {len(target)}: they are "
+            f"compared block by block. Give a student of as many blocks."
         )
     if hidden:
         blocks = torch.stack([_relative_error(h, t, real) for h, t in zip(hidden, target, strict=True)])

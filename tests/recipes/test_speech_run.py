@@ -143,8 +143,8 @@ STAGES = ("--transfer_steps", "10", "--distil_steps", "20", "--kd_weight", "0.5"
 
 
 def test_transfer_distillation_and_task_in_one_command(tiny_speech, librispeech, tmp_path, monkeypatch):
-    models, moved, blocks = {}, {}, []
-    build, transfer, distil = speech.build_model, stages.transfer_attention, stages.Distillation.__call__
+    models, moved = {}, {}
+    build, transfer = speech.build_model, stages.transfer_attention
 
     def build_and_keep(args, tokenizer):
         models[args.attention] = build(args, tokenizer)
@@ -155,13 +155,8 @@ def test_transfer_distillation_and_task_in_one_command(tiny_speech, librispeech,
         transfer(model, *args, **options)
         moved.update((name, not torch.equal(before[name], tensor)) for name, tensor in model.named_parameters())
 
-    def distil_and_tell(self, model, batch):
-        blocks.append((model.training, model.config.layerdrop))
-        return distil(self, model, batch)
-
     monkeypatch.setattr(speech, "build_model", build_and_keep)
     monkeypatch.setattr(stages, "transfer_attention", transfer_and_compare)
-    monkeypatch.setattr(stages.Distillation, "__call__", distil_and_tell)
     argv = arguments(tiny_speech, librispeech, tmp_path, "--twin", "--uptrain", *STAGES, *RANDOM[:2])
     results = speech.main([*argv, "--distil_learning_rate", "1e-3"])
     written = json.loads((tmp_path / "results.json").read_text())
@@ -173,8 +168,6 @@ def test_transfer_distillation_and_task_in_one_command(tiny_speech, librispeech,
     assert min(results["distil"]["losses"].values()) > 0
     features = {name for name in moved if ".favorpp." in name}
     assert {name for name, changed in moved.items() if changed} == features != set()
-    assert set(blocks) == {(True, 0.0)}, "every block of the student is compared"
-    assert models["favor++"].config.layerdrop == pytest.approx(0.3)
     teacher = AutoModelForCTC.from_pretrained(tmp_path / "softmax").state_dict()
     assert all(torch.equal(tensor, teacher[name]) for name, tensor in models["softmax"].state_dict().items())
 

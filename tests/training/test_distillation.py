@@ -7,8 +7,9 @@ import torch
 from tiny_models import tiny_model, token_batch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from hf_favorpp import FavorppConfig, convert_to_favorpp
+from hf_favorpp import FavorppConfig, RedrawSchedule, calibrate, convert_to_favorpp
 from hf_favorpp.errors import ConfigError, InputError
+from hf_favorpp.nn import converted_layers
 from hf_favorpp.training.distillation import Distillation, compare_outputs, real_tokens
 
 BATCH = {**token_batch(15, 9, 4), "labels": torch.tensor([0, 1, 0])}
@@ -73,6 +74,27 @@ def test_the_student_learns_and_the_teacher_does_not():
     with torch.no_grad():
         logits = distillation.of_logits(student(**inputs).logits, inputs)
         assert logits.item() == pytest.approx(distillation.losses(student, BATCH)["logits"].item())
+
+
+def test_dropout_adds_nothing_and_every_module_keeps_its_mode():
+    student, teacher = pair(hidden_dropout_prob=0.5)
+    distillation = Distillation(teacher)
+    losses = distillation.losses(student, BATCH)
+    student.train().bert.pooler.eval()
+    modes = {name: module.training for name, module in student.named_modules()}
+    found = distillation.losses(student, BATCH)
+    torch.testing.assert_close(found, losses)
+    assert {name: module.training for name, module in student.named_modules()} == modes
+    sum(found.values()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in student.parameters())
+
+
+def test_layers_see_what_recalibration_needs():
+    model, teacher = (tiny_model("bert") for _ in range(2))
+    config = FavorppConfig(num_features=8, statistics="calibrated", recalibrate=RedrawSchedule(2))
+    student = calibrate(convert_to_favorpp(model, config), [BATCH]).train()
+    Distillation(teacher).losses(student, BATCH)
+    assert all(layer.recent is not None for layer in converted_layers(student))
 
 
 def test_equal_models_have_no_distance():

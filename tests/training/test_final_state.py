@@ -45,7 +45,7 @@ def vit():
 
 
 def conformer(**options):
-    return noisy(Wav2Vec2ConformerForCTC(Wav2Vec2ConformerConfig(**SIZES, **FRONT, **SPEECH, **options)))
+    return noisy(Wav2Vec2ConformerForCTC(Wav2Vec2ConformerConfig(**{**SIZES, **FRONT, **SPEECH, **options})))
 
 
 def first_token(state):
@@ -130,8 +130,23 @@ def test_frames_of_padding_are_not_compared(kind, adapter):
     assert compare_outputs(student, teacher, real, 2.0)["hidden"] > 0
 
 
-def test_a_block_that_layerdrop_skips_is_refused():
-    teacher, student = conformer(), conformer(layerdrop=0.999).train()
+def test_nothing_random_and_no_batch_statistic_is_compared():
+    noise = {"layerdrop": 0.5, "mask_time_prob": 0.5, "mask_time_length": 2, "hidden_dropout": 0.5}
+    teacher, student = conformer(), conformer(**noise).train()
+    student.load_state_dict(teacher.state_dict(), strict=False)  # all but the embedding of masked frames
     values, mask = padded([400, 230])
-    with pytest.raises(InputError, match=r"0 blocks and the teacher those of 2: .*layerdrop.*Set it to 0"):
+    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    for _ in range(3):
+        losses = Distillation(teacher).losses(student, {"input_values": values, "attention_mask": mask})
+        assert {name: value.item() for name, value in losses.items()} == pytest.approx(
+            dict.fromkeys(losses, 0), abs=1e-6
+        )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
+    assert all(module.training for module in student.modules())
+
+
+def test_models_of_different_depth_are_refused():
+    values, mask = padded([400, 230])
+    teacher, student = conformer(), conformer(num_hidden_layers=1)
+    with pytest.raises(InputError, match=r"of 1 blocks and the teacher those of 2: .* Give a student of as many"):
         Distillation(teacher)(student, {"input_values": values, "attention_mask": mask})
