@@ -125,7 +125,10 @@ def test_dtypes_and_gradients_against_float64(kernel, preconditioning, dtype, to
 
 @pytest.mark.parametrize(("kernel", "preconditioning"), MAPS)
 def test_gradcheck(kernel, preconditioning):
-    """Statistics carry no gradient by design, so they are held fixed while the inputs are perturbed."""
+    """Statistics carry no gradient by design, so they are held fixed while the inputs are perturbed.
+
+    In random directions: that fast backends have every gradient of the reference is for ``test_backends_agree.py``.
+    """
     query, key, value = (t.requires_grad_() for t in inputs(batch=2, heads=2, num_queries=3, num_keys=4, head_dim=3))
     omega = omega_for(query, num_features=5).requires_grad_()
     mask = padding(4, 2, total=4)
@@ -136,7 +139,7 @@ def test_gradcheck(kernel, preconditioning):
             query, key, value, omega, key_mask=mask, kernel=kernel, preconditioning=preconditioning, statistics=fixed
         )
 
-    assert torch.autograd.gradcheck(attend, (query, key, value, omega))
+    assert torch.autograd.gradcheck(attend, (query, key, value, omega), fast_mode=True)
 
 
 def test_no_gradient_flows_through_the_statistics():
@@ -151,7 +154,7 @@ def test_no_gradient_flows_through_the_statistics():
     assert torch.allclose(*grads, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("scaling", [0.125, 0.5, 1.0])
+@pytest.mark.parametrize("scaling", [0.125, 1.0])
 @pytest.mark.parametrize(("kernel", "preconditioning"), SOFTMAX_MAPS)
 def test_converges_to_softmax_at_the_right_temperature(scaling, kernel, preconditioning):
     """Not to softmax(QK / d), which scaling both sides twice gives, nor to any other scale."""
